@@ -1,0 +1,38 @@
+# `make report` reproduces the result, `make test` checks the project. Both make .venv when it is missing.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+export PYTHONHASHSEED := 0
+
+.PHONY: report test check format notebooks clean
+
+report: $(STAMP)
+	$(BIN)/shrinkage measure --world tiny --out reports/tiny-world --overwrite
+	$(BIN)/shrinkage report reports/tiny-world --out reports/tiny-world
+
+test: check
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# Runs every notebook and stores its outputs; nothing else writes them.
+notebooks: $(STAMP)
+	$(BIN)/jupyter execute --inplace notebooks/*.ipynb
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
