@@ -83,7 +83,7 @@ def row_scales(x: Tensor) -> tuple[Tensor, Tensor]:
     `inv` is 0 for a zero row and for a row so small that 127 / absmax overflows fp32: such a row counts as zero.
     """
     absmax = x.float().abs().amax(dim=1)
-    inv = CODE_MAX / absmax
+    inv = torch.full_like(absmax, CODE_MAX) / absmax  # `127 / absmax` would be reciprocal * 127: two roundings
     return torch.where(torch.isinf(inv), 0.0, inv), absmax
 
 
@@ -132,7 +132,8 @@ def quantize_weight(w: Tensor) -> tuple[Tensor, Tensor]:
     """
     check_rows(w)
     w = w.float()
-    scales = (w.abs().amax(dim=1) / CODE_MAX).clamp(min=WEIGHT_SCALE_MIN)
+    absmax = w.abs().amax(dim=1)
+    scales = (absmax / torch.full_like(absmax, CODE_MAX)).clamp(min=WEIGHT_SCALE_MIN)
     return torch.round(w / scales[:, None]).clamp(-128, CODE_MAX).to(torch.int8), scales
 
 

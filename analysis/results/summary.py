@@ -130,7 +130,7 @@ def headline(per_layer: pd.DataFrame) -> pd.DataFrame:
             | {
                 "layers": len(group),
                 "mean_rel_mse": finite["rel_mse"].mean(),
-                "pooled_rel_mse": group["sum_ee"].sum() / group["sum_yy"].sum(),
+                "pooled_rel_mse": float(_ratio(group["sum_ee"].sum(), group["sum_yy"].sum())),
                 "median_rel_mse": finite["rel_mse"].median(),
                 "mean_cosine": group["error_output_cosine"].mean(),
                 "min_cosine": group["error_output_cosine"].min(),
@@ -150,13 +150,14 @@ def mean_over_layers_interval(per_call: pd.DataFrame, metric: str = "rel_mse") -
     """
     drawn: dict[str, np.ndarray] = {}
     point: dict[str, float] = {}
+    # One list of calls for all variants: a draw takes the same calls for each, also where one variant lacks some.
+    index = np.sort(per_call["call"].unique())
+    weights = bootstrap_weights(len(index)) if len(index) >= 3 else np.empty((0, len(index)))
     for variant, group in per_call.groupby("variant", sort=True):
-        sums, features = _stack(group)
-        calls = sums["rows"].shape[0]
-        weights = bootstrap_weights(calls) if calls >= 3 else np.empty((0, calls))
-        for target, w in ((point, np.ones((1, calls))), (drawn, weights)):
+        sums, features = _stack(group, index)
+        for target, w in ((point, np.ones((1, len(index)))), (drawn, weights)):
             layers = metrics({name: w @ values for name, values in sums.items()} | {"in_features": features})[metric]
-            means = np.nanmean(np.where(np.isfinite(layers), layers, np.nan), axis=1) if len(w) else np.empty(0)
+            means = _finite_mean(layers)
             target[str(variant)] = float(means[0]) if target is point else means  # type: ignore[assignment]
     rows = [_mean_row(v, point[v], drawn[v]) for v in point]
     for variant in point:
@@ -170,14 +171,20 @@ def _mean_row(name: str, mean: float, draws: np.ndarray) -> dict[str, Any]:
     return {"variant": name, "mean": mean, "lo": float(low), "hi": float(high)}
 
 
-def _stack(group: pd.DataFrame) -> tuple[dict[str, np.ndarray], np.ndarray]:
+def _finite_mean(layers: np.ndarray) -> np.ndarray:
+    """Mean along the layers, [draws, layers] -> [draws], over what is finite; NaN where nothing is."""
+    finite = np.isfinite(layers)
+    return _ratio(np.where(finite, layers, 0.0).sum(axis=1), finite.sum(axis=1))
+
+
+def _stack(group: pd.DataFrame, calls: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """{sum name: float [calls, layers]} and in_features [layers]; a layer that a call did not reach adds 0."""
     features = group.groupby("layer", sort=True)["in_features"].first().to_numpy(np.float64)
     tables = {
         name: group.pivot_table(index="call", columns="layer", values=name, aggfunc="sum", sort=True)
         for name in schema.SUM_NAMES
     }
-    return {name: table.fillna(0).to_numpy(np.float64) for name, table in tables.items()}, features
+    return {name: table.reindex(calls).fillna(0).to_numpy(np.float64) for name, table in tables.items()}, features
 
 
 def paired(per_layer: pd.DataFrame, a: str = "shipped", b: str = "fixed", metric: str = "rel_mse") -> dict[str, Any]:
@@ -197,6 +204,6 @@ def paired(per_layer: pd.DataFrame, a: str = "shipped", b: str = "fixed", metric
         "median_ratio": float(ratios.median()),
         "min_ratio": float(ratios.min()),
         "max_ratio": float(ratios.max()),
-        "ratio_of_means": float(pair[a].mean() / pair[b].mean()),
+        "ratio_of_means": float(_ratio(pair[a].mean(), pair[b].mean())),
         "p_value": p_value,
     }

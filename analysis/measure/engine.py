@@ -1,0 +1,116 @@
+"""The two ways of doing a measurement: plain PyTorch anywhere, or the fused Triton passes on a GPU.
+
+Both take the same tensors and return the same sums; `pick_engine` chooses Triton on CUDA and the reference on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from analysis import numerics
+from analysis.kernels import registry
+from analysis.measure import stats
+
+Quantizer = Callable[[Tensor], tuple[Tensor, Tensor]]  # [M, K] -> codes int8 [M, K], scales fp32 [M]
+
+
+@dataclass(frozen=True)
+class QuantizedInput:
+    """One input, quantised once per variant and shared by every layer that reads it."""
+
+    x_bf16: Tensor  # bf16 [M, K]
+    codes: list[Tensor]  # per variant: int8 [M, K]
+    scales: list[Tensor]  # per variant: fp32 [M]
+    groups: Tensor  # uint8 [M]; rows with NaN or Inf are 0
+    row_sums: Tensor  # fp64 [2, 4]
+    code_sums: Tensor  # fp64 [V, 2, 5]
+
+
+class Engine(Protocol):
+    name: str
+
+    def quantize(self, x: Tensor, groups: Tensor) -> QuantizedInput: ...
+
+    def int8_linear(
+        self, a: Tensor, a_scales: Tensor, b: Tensor, b_scales: Tensor, bias: Tensor | None
+    ) -> Tensor: ...  # fmt: skip
+
+    def output_sums(
+        self, yqs: Sequence[Tensor], y: Tensor, bias: Tensor | None, groups: Tensor, norm: stats.Norm | None
+    ) -> Tensor: ...  # fmt: skip
+
+
+class ReferenceEngine:
+    """Plain PyTorch, fp64 sums. Any device, any quantiser."""
+
+    name = "reference"
+
+    def __init__(self, quantizers: Sequence[Quantizer]) -> None:
+        self.quantizers = list(quantizers)
+
+    def quantize(self, x: Tensor, groups: Tensor) -> QuantizedInput:
+        row_sums, groups = stats.row_sums(x, groups)
+        s = numerics.scaled(x)
+        pairs = [quantizer(x) for quantizer in self.quantizers]
+        code_sums = torch.stack([stats.code_sums(x, s, codes, groups) for codes, _ in pairs])
+        return QuantizedInput(
+            x.to(torch.bfloat16), [c for c, _ in pairs], [s for _, s in pairs], groups, row_sums, code_sums
+        )  # fmt: skip
+
+    def int8_linear(
+        self, a: Tensor, a_scales: Tensor, b: Tensor, b_scales: Tensor, bias: Tensor | None
+    ) -> Tensor:  # fmt: skip
+        return numerics.int8_linear(a, a_scales, b, b_scales, bias)
+
+    def output_sums(
+        self, yqs: Sequence[Tensor], y: Tensor, bias: Tensor | None, groups: Tensor, norm: stats.Norm | None
+    ) -> Tensor:  # fmt: skip
+        return stats.output_sums(yqs, y, bias, groups, norm)
+
+
+class TritonEngine:
+    """Fused Triton passes: one over the input, one GEMM a variant, one over the outputs. No host synchronisation."""
+
+    name = "triton"
+
+    def __init__(self, variants: Sequence[str], quantizers: Sequence[Quantizer]) -> None:
+        from analysis.kernels import error_sums, gemm, quantize
+
+        self._quantize, self._gemm, self._sums = quantize, gemm, error_sums
+        self.quantizers = list(quantizers)
+        known = tuple(r.value for r in (numerics.Rounding.SHIPPED, numerics.Rounding.FIXED))
+        self.fused = tuple(numerics.Rounding(v) for v in variants) if set(variants) <= set(known) else None
+
+    def quantize(self, x: Tensor, groups: Tensor) -> QuantizedInput:
+        if self.fused is None:
+            return ReferenceEngine(self.quantizers).quantize(x, groups)
+        p = self._quantize.quantize_pass(x, self.fused, groups)
+        return QuantizedInput(p.x_bf16, p.codes, p.scales, p.groups, p.row_sums, p.code_sums)
+
+    def int8_linear(
+        self, a: Tensor, a_scales: Tensor, b: Tensor, b_scales: Tensor, bias: Tensor | None
+    ) -> Tensor:  # fmt: skip
+        return self._gemm.int8_linear(a, a_scales, b, b_scales, bias)
+
+    def output_sums(
+        self, yqs: Sequence[Tensor], y: Tensor, bias: Tensor | None, groups: Tensor, norm: stats.Norm | None
+    ) -> Tensor:  # fmt: skip
+        return self._sums.output_sums(list(yqs), y, bias, groups, norm)
+
+
+def pick_engine(variants: Sequence[str], device: torch.device | str, engine: str = "auto") -> Engine:
+    """The engine for `variants` (names of roundings, or FILE:FUNCTION) on a device.
+
+    Raises:
+        ValueError: an unknown engine or variant, or Triton asked for where it cannot run.
+    """
+    if not variants or len(set(variants)) != len(variants):
+        raise ValueError(f"variants must be distinct and at least one, got {list(variants)}")
+    quantizers = [registry.quantizer(v, device, engine) for v in variants]
+    on_triton = engine == "triton" or (engine == "auto" and torch.device(device).type == "cuda" and registry.TRITON)
+    return TritonEngine(variants, quantizers) if on_triton else ReferenceEngine(quantizers)
