@@ -34,6 +34,7 @@ from analysis.worlds.tiny.recipe import Batches, TrainConfig, learning_rate, vel
 from analysis.worlds.tiny.scenes import HELD_OUT, save_scenes
 
 STARTED = time.monotonic()
+WARM_STEPS = 10  # before the update is captured as a CUDA graph
 Say = Callable[[str], None]
 
 
@@ -47,12 +48,16 @@ class Trainer:
         self.model = TinyModel(config.model).to(self.device)
         self.average = copy.deepcopy(self.model).eval().requires_grad_(False)
         parameters = list(self.model.parameters())
-        groups = [
+        groups: list[dict[str, Any]] = [
             {"params": [p for p in parameters if p.ndim == 2], "weight_decay": config.weight_decay},
             {"params": [p for p in parameters if p.ndim != 2], "weight_decay": 0.0},
         ]
-        fused = self.device.type == "cuda"
-        self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.95), fused=fused)
+        self.cuda = self.device.type == "cuda"
+        self.stream = torch.cuda.Stream() if self.cuda else None
+        self.graph: torch.cuda.CUDAGraph | None = None
+        for group in groups:
+            group["lr"] = torch.tensor(config.learning_rate, device=self.device) if self.cuda else config.learning_rate
+        self.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=self.cuda, capturable=self.cuda)
         self.parameters: list[Tensor] = list(parameters)
         self.averages: list[Tensor] = list(self.average.parameters())
         if config.compile:
@@ -69,31 +74,62 @@ class Trainer:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def step(self, batches: Batches, step: int, total: int) -> None:
-        """One update. Nothing here waits for the device."""
-        frames, times, actions, clean = batches.next()
-        cuda = self.device.type == "cuda"
-        with torch.autocast("cuda", torch.bfloat16) if cuda else nullcontext():
+    def update(self, frames: Tensor, times: Tensor, actions: Tensor, clean: Tensor) -> None:
+        """Forward, backward and optimiser. Nothing here waits for the device, so that it can be captured."""
+        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if self.cuda else nullcontext():
             predicted = self.model(frames, times, actions)
         loss = velocity_loss(predicted, clean, times)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
-        rate = learning_rate(step, total, self.config)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            self.loss += loss.detach()
+
+    def capture(self, batch: tuple[Tensor, ...]) -> None:
+        """Record `update` as a CUDA graph: launching its thousand kernels one by one takes longer than they run."""
+        self.static = tuple(tensor.clone() for tensor in batch)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, stream=self.stream):
+                self.update(*self.static)
+        except RuntimeError as error:
+            self.say(f"no CUDA graph: {error}")
+            return
+        self.graph = graph
+
+    def step(self, batches: Batches, step: int, total: int) -> None:
+        """One update of weights and average."""
+        batch = batches.next()
+        rate = learning_rate(step, total, self.config)
+        for group in self.optimizer.param_groups:
+            if self.cuda:
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        if self.graph is not None:
+            for target, tensor in zip(self.static, batch, strict=True):
+                target.copy_(tensor)
+            self.graph.replay()
+        elif self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
+                self.update(*batch)
+            torch.cuda.current_stream().wait_stream(self.stream)
+            if step == WARM_STEPS - 1:
+                self.capture(batch)
+        else:
+            self.update(*batch)
         decay = min(self.config.ema, (step + 1) / (step + 10))
         with torch.no_grad():
             torch._foreach_lerp_(self.averages, self.parameters, 1 - decay)
-            self.loss += loss.detach()
 
     def run(self, batches: Batches, held: tuple[np.ndarray, np.ndarray]) -> int:
         """Train to the end (or SIGTERM); returns the number of steps made."""
         config = self.config
         total = config.steps or 10**9
         saved = recorded_at = self.elapsed()
-        first = 10 if config.seconds else 0  # steps that compile
+        first = WARM_STEPS + 5 if config.seconds else 0  # steps that compile and capture
         timed, start, recorded, step = 0.0, 0.0, 0, 0
         while step < total and not self.stopped:
             self.step(batches, step, total)
