@@ -6,3 +6,7 @@ try:
     __version__ = version("int8-shrinkage")
 except PackageNotFoundError:  # a source tree that was never installed
     __version__ = "0+unknown"
+
+from analysis.results.load import Run, load_run
+
+__all__ = ["Run", "__version__", "load_run"]

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 import analysis
 
@@ -35,12 +36,9 @@ def build() -> typer.Typer:
 
 
 def main() -> None:
-    """Entry point: exit 0 only on success, 1 on a user's error, 130 on Ctrl-C."""
+    """Entry point: exit 0 only on success, 1 on a user's error, 130 after Ctrl-C."""
     try:
         build()()
     except (ValueError, FileNotFoundError, FileExistsError) as error:
-        console.print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True, markup=True)
+        console.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(1)
-    except KeyboardInterrupt:
-        console.print("interrupted", highlight=False)
-        sys.exit(130)

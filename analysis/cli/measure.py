@@ -31,6 +31,7 @@ TOKENS = Annotated[str, typer.Option(help="all, valid (without padding) or both.
 OVERWRITE = Annotated[bool, typer.Option("--overwrite", help="Replace a run that is already there.")]
 
 DEFAULT_SCENES, DEFAULT_CLIPS = 2, 8
+INTERRUPTED = 130
 
 
 def register(app: typer.Typer) -> None:
@@ -164,11 +165,11 @@ def measure(
     rollout = _Rollout(world, scenes, clips, seed, device)
     info = rollout.info | run_info(names, replayer.engine.name, device) | {"reference": reference, "tokens": tokens}
     frames = rollout.run(sink, "measuring")
-    if sink.calls == 0:
-        raise KeyboardInterrupt
+    if frames is None and sink.calls == 0:
+        raise typer.Exit(INTERRUPTED)
     save(sink, out, info, rollout.expected, frames is not None, started)
     if frames is None:
-        raise KeyboardInterrupt
+        raise typer.Exit(INTERRUPTED)
     rollout.save_contact_sheet(frames, out / "contact_sheet.png")
 
 
@@ -259,7 +260,7 @@ def capture(
     console.print(f"{len(sink.manifest['calls'])} calls, {len(sink.manifest['layers'])} layers")
     typer.echo(str(out / MANIFEST))
     if frames is None:
-        raise KeyboardInterrupt
+        raise typer.Exit(INTERRUPTED)
 
 
 def replay(
@@ -296,8 +297,7 @@ def replay(
             for _ in replay_store(source, sink, device):
                 advance()
     except KeyboardInterrupt:
-        if not sink.measured:
-            raise
-        save(sink, out, info, source.info["expected"], False, started)
-        raise
+        if sink.measured:
+            save(sink, out, info, source.info["expected"], False, started)
+        raise typer.Exit(INTERRUPTED) from None
     save(sink, out, info, source.info["expected"], complete, started)

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw
 
+from analysis.worlds.contact_sheet import contact_sheet
 from analysis.worlds.tiny.diffusion import psnr_db, rollout, timesteps
 from analysis.worlds.tiny.model import TinyModel
 
@@ -95,24 +95,6 @@ def baseline_psnr(frames: np.ndarray, context_frames: int, clip_frames: int) -> 
     return float(psnr_db(still, true).mean())
 
 
-def contact_sheet(path: Path, true: np.ndarray, predicted: np.ndarray, names: list[str], every: int = 4) -> None:
-    """PNG: two labelled rows a scene, true above predicted, every `every`-th frame. Both uint8 [S, T, H, W, 3]."""
-    height, width = true.shape[2:4]
-    chosen = range(every - 1, true.shape[1], every)
-    margin, header = 84, 12
-    sheet = Image.new("RGB", (margin + len(chosen) * width, header + 2 * len(true) * height), "white")
-    draw = ImageDraw.Draw(sheet)
-    for column, frame in enumerate(chosen):
-        draw.text((margin + column * width + 2, 0), f"frame {frame + 1}", fill="black")
-    for row, name in enumerate(names):
-        for part, (label, shown) in enumerate((("game", true), ("model", predicted))):
-            top = header + (2 * row + part) * height
-            draw.text((2, top + height // 2 - 12), f"{name}\n{label}", fill="black")
-            for column, frame in enumerate(chosen):
-                sheet.paste(Image.fromarray(shown[row, frame]), (margin + column * width, top))
-    sheet.save(path, optimize=True)
-
-
 def final(
     average: TinyModel,
     held: tuple[np.ndarray, np.ndarray],
@@ -137,8 +119,10 @@ def final(
     count, clips = min(4, len(frames)), (frames.shape[1] - kept) // length
     true = frames[:count, kept : kept + clips * length]
     predicted = predict(model, frames[:count], actions[:count], clips=clips, steps=steps, shift=shift, device=device)
-    names = [f"heldout-{index:02d}" for index in range(count)]
-    contact_sheet(out / "contact-sheet.png", true, predicted, names, every=length)
+    rows: dict[str, np.ndarray] = {}
+    for index in range(count):
+        rows |= {f"heldout-{index:02d}: game": true[index], f"heldout-{index:02d}: model": predicted[index]}
+    contact_sheet(rows, columns=17).save(out / "contact-sheet.png", optimize=True)
     by_clip = [
         float(psnr_db(predicted[:, at : at + length], true[:, at : at + length]).mean())
         for at in range(0, clips * length, length)

@@ -1,0 +1,121 @@
+"""One look for every figure, and the only code that turns a figure into bytes.
+
+Colours are Okabe and Ito's, told apart by colour-blind readers and in grey: a kernel keeps its colour in every figure.
+Output is deterministic: no dates, no software names, a fixed salt for SVG ids. Figures are made without pyplot, so no
+backend and no global state is involved.
+
+    with style.context():
+        figure, ax = style.figure(wide=True)
+        plots.cosine(per_layer, ax)
+        png, svg = style.to_png(figure), style.to_svg(figure)
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+SHIPPED, FIXED = "#D55E00", "#0072B2"
+_OTHERS = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195")
+# Ink and lines have colours of their own so that the page can swap them for its own in the dark.
+INK, LINE, BAND = "#1c1d22", "#c9ccd3", "#f0f1f4"
+MARKERS = {"shipped": "v", "fixed": "o"}
+_OTHER_MARKERS = ("s", "D", "^", "P", "X")
+
+# Any: matplotlib's stub types the keys as one Literal of every rcParam, which a plain dict cannot meet.
+RC: Any = {
+    "figure.constrained_layout.use": True,
+    "figure.facecolor": "white",
+    "figure.dpi": 100,
+    "savefig.dpi": 160,
+    "font.family": "DejaVu Sans",  # ships with matplotlib: the same glyphs on every machine
+    "font.size": 10.0,
+    "axes.titlesize": 11.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 10.0,
+    "axes.labelsize": 10.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.facecolor": "none",
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.unicode_minus": True,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 9.5,
+    "lines.linewidth": 1.1,
+    "xtick.labelsize": 9.0,
+    "ytick.labelsize": 9.0,
+    "svg.hashsalt": "int8-shrinkage",
+    "svg.fonttype": "path",  # text looks the same whatever fonts the reader has
+    "text.parse_math": False,  # names come from outside: a dollar sign in one must not start a formula
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "axes.edgecolor": LINE,
+    "xtick.color": LINE,
+    "ytick.color": LINE,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "grid.color": LINE,
+}
+
+
+def context() -> AbstractContextManager[None]:
+    """The style inside a `with` block; making and saving a figure both belong in it."""
+    return mpl.rc_context(RC)
+
+
+def use() -> None:
+    """The style for the rest of a notebook."""
+    mpl.rcParams.update(RC)
+
+
+def figure(wide: bool = False, height: float = 4.2) -> tuple[Figure, Axes]:
+    """A figure with one pair of axes: 10 inches wide, or 7. Height in inches."""
+    made = Figure(figsize=(10.0 if wide else 7.0, height))
+    return made, made.add_subplot()
+
+
+def colour(variant: str, variants: Iterable[str] = ()) -> str:
+    """The colour of a kernel; kernels other than shipped and fixed get theirs by position among `variants`."""
+    known = {"shipped": SHIPPED, "fixed": FIXED}
+    return known[variant] if variant in known else _OTHERS[_position(variant, variants) % len(_OTHERS)]
+
+
+def marker(variant: str, variants: Iterable[str] = ()) -> str:
+    """The marker of a kernel: a second cue beside the colour."""
+    if variant in MARKERS:
+        return MARKERS[variant]
+    return _OTHER_MARKERS[_position(variant, variants) % len(_OTHER_MARKERS)]
+
+
+def _position(variant: str, variants: Iterable[str]) -> int:
+    others = sorted(set(variants) - {"shipped", "fixed"})
+    return others.index(variant) if variant in others else 0
+
+
+def to_png(made: Figure) -> bytes:
+    """PNG on white, without date or software name."""
+    return _bytes(made, "png", facecolor="white", metadata={"Software": None})
+
+
+def to_svg(made: Figure) -> str:
+    """SVG on a transparent ground, without date or software name."""
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    return _bytes(made, "svg", facecolor="none", metadata=nothing).decode("utf-8")
+
+
+def _bytes(made: Figure, kind: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    with context():
+        made.savefig(buffer, format=kind, **options)
+    return buffer.getvalue()
