@@ -31,6 +31,7 @@ class Event:
     x: Tensor  # [..., K]
     output: Tensor  # [..., N]
     groups: Tensor | None  # uint8, one per row of x; None: all rows valid
+    plain: bool = False  # the output is what F.linear returned: no other forward, no hook before this one
 
 
 class Sink(Protocol):
@@ -59,9 +60,12 @@ def norm_of(modules: Mapping[str, nn.Module], site: Site) -> Norm | None:
 
 def layer_of(site: Site, module: nn.Module, norm: Norm | None) -> Layer:
     """The layer's tensors as they are now (under FSDP they are whole only inside the forward pass)."""
-    weight, bias = module.weight, module.bias
-    assert isinstance(weight, Tensor)
-    return Layer(site, weight.detach(), bias.detach() if isinstance(bias, Tensor) else None, norm)
+    weight, bias = module.weight, getattr(module, "bias", None)
+    if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
+        shown = f"{weight.dtype} {list(weight.shape)}" if isinstance(weight, Tensor) else type(weight).__name__
+        raise ValueError(f"{site.name}: expected a floating weight [out, in] inside the forward pass, got {shown}")
+    stable = isinstance(weight, nn.Parameter)
+    return Layer(site, weight.detach(), bias.detach() if isinstance(bias, Tensor) else None, norm, stable)
 
 
 def linear_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

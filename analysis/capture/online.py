@@ -19,6 +19,7 @@ from analysis.results import schema
 from analysis.sites import Site
 
 TOKENS = ("all", "valid", "both")
+PENDING_CALLS = 4  # sums that wait on the device, so that reading them never waits for a forward pass
 _INTEGERS = {c.name for c in schema.SUMS if c.dtype == "Int64"}
 
 
@@ -38,9 +39,10 @@ class OnlineSink:
         self.sites: dict[str, tuple[Site, int, int]] = {}
         self.measured: set[str] = set()
         self._open: list[tuple[str, torch.Tensor]] = []
-        self._pending: list[tuple[dict[str, Any], list[str], torch.Tensor]] = []
+        self._pending: list[tuple[dict[str, Any], list[str], list[torch.Tensor]]] = []
         self._rows: list[tuple[dict[str, Any], list[str], np.ndarray]] = []
         self.calls = 0
+        self._devices: dict[torch.device, str] = {}
 
     def begin_call(self) -> None:
         self._open = []
@@ -48,68 +50,100 @@ class OnlineSink:
     def layer(self, event: Event) -> None:
         site, weight = event.layer.site, event.layer.weight
         self.sites.setdefault(site.name, (site, weight.shape[1], weight.shape[0]))
-        self._open.append((site.name, self.replay.measure(event.layer, event.x, event.output, event.groups)))
+        self._devices.setdefault(event.x.device, "")
+        sums = self.replay.measure(event.layer, event.x, event.output, event.groups, event.plain)
+        self._open.append((site.name, sums))
 
     def end_call(self) -> None:
         self.replay.forget()
         if self._open:
-            names = [name for name, _ in self._open]
             label = {"call": self.calls} | self.label
-            self._pending.append((label, names, torch.stack([s for _, s in self._open])))
+            by_device: dict[torch.device, list[tuple[str, torch.Tensor]]] = {}
+            for name, sums in self._open:
+                by_device.setdefault(sums.device, []).append((name, sums))
+            names = [name for group in by_device.values() for name, _ in group]
+            stacked = [torch.stack([sums for _, sums in group]) for group in by_device.values()]
+            self._pending.append((label, names, stacked))
             self.measured.update(names)
         self.calls += 1
         self._open = []
-        while len(self._pending) > 4:
+        while len(self._pending) > PENDING_CALLS:
             self._fetch()
+
+    def provenance(self) -> dict[str, Any]:
+        """Device and engine of what was measured, for run.json."""
+        names = [torch.cuda.get_device_name(d) if d.type == "cuda" else d.type for d in self._devices]
+        engines = [self.replay.engine_for(d.type).name for d in self._devices]
+        return {"device": " + ".join(dict.fromkeys(names)), "engine": " + ".join(dict.fromkeys(engines))}
+
+    def drop(self) -> None:
+        """Forget the call that is open and every tensor kept for it; finished calls stay."""
+        self._open = []
+        self.replay.forget()
 
     def _fetch(self) -> None:
         label, names, sums = self._pending.pop(0)
-        self._rows.append((label, names, sums.cpu().numpy()))
+        self._rows.append((label, names, np.concatenate([s.cpu().numpy() for s in sums])))
 
     def table(self, run_id: str) -> pd.DataFrame:
         """The per_call frame of every finished call; empty (with its columns) where there is none."""
         while self._pending:
             self._fetch()
-        records = []
-        for label, names, sums in sorted(self._rows, key=lambda row: row[0]["call"]):
-            for (name, variants), variant_index in (
-                (p, v) for p in _by_layer(names, sums) for v in range(sums.shape[1])
-            ):
-                for tokens in ("all", "valid") if self.tokens == "both" else (self.tokens,):
-                    values = _over_groups(variants[variant_index], tokens)
-                    records.append(self._record(run_id, label, name, variant_index, tokens, values))
-        columns = [c.name for c in schema.PER_CALL_COLUMNS]
-        return schema.conform(pd.DataFrame(records, columns=columns), schema.PER_CALL_COLUMNS, "measurement")
+        parts = [
+            self._part(run_id, label, *_by_layer(names, sums), tokens)
+            for label, names, sums in sorted(self._rows, key=lambda row: row[0]["call"])
+            for tokens in (("all", "valid") if self.tokens == "both" else (self.tokens,))
+        ]
+        names = [c.name for c in schema.PER_CALL_COLUMNS]
+        frame = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=names)
+        order = {tokens: i for i, tokens in enumerate(TOKENS)}
+        layers = {name: i for i, name in enumerate(self.sites)}
+        variants = {name: i for i, name in enumerate(self.replay.variants)}
+        keys = [frame["call"], frame["layer"].map(layers), frame["variant"].map(variants), frame["tokens"].map(order)]
+        frame = frame.iloc[np.lexsort([np.asarray(k, dtype=np.int64) for k in reversed(keys)])]
+        return schema.conform(frame[names].reset_index(drop=True), schema.PER_CALL_COLUMNS, "measurement")
 
-    def _record(
-        self, run_id: str, label: dict[str, Any], name: str, variant: int, tokens: str, values: np.ndarray
-    ) -> dict[str, Any]:  # fmt: skip
-        site, in_features, out_features = self.sites[name]
-        return {
+    def _part(
+        self, run_id: str, label: dict[str, Any], names: list[str], sums: np.ndarray, tokens: str
+    ) -> pd.DataFrame:  # fmt: skip
+        """Rows of one call and one choice of tokens: sums [L, V, 2, S] -> L * V rows."""
+        values = sums[:, :, 0] if tokens == "valid" else _add(sums[:, :, 0], sums[:, :, 1])  # group 1 is valid
+        count, variants, _ = values.shape
+        sites = [self.sites[name] for name in names]
+        columns: dict[str, Any] = {
             "schema_version": schema.SCHEMA_VERSION,
             "run_id": run_id,
-            "layer": name,
-            "variant": self.replay.variants[variant],
+            "layer": np.repeat(np.array(names, dtype=object), variants),
+            "variant": np.tile(np.array(self.replay.variants, dtype=object), count),
             "reference": self.replay.reference,
             "tokens": tokens,
             "call": label["call"],
             "scene": label.get("scene", ""),
             "clip": label.get("clip"),
             "step": label.get("step"),
-            "block": site.block,
-            "attention": site.attention,
-            "projection": site.projection,
-            "in_features": in_features,
-            "out_features": out_features,
-        } | {k: int(v) if k in _INTEGERS else float(v) for k, v in zip(stats.ALL_SUMS, values, strict=True)}
+            "block": np.repeat([site.block for site, _, _ in sites], variants),
+            "attention": np.repeat(np.array([site.attention for site, _, _ in sites], dtype=object), variants),
+            "projection": np.repeat(np.array([site.projection for site, _, _ in sites], dtype=object), variants),
+            "in_features": np.repeat([k for _, k, _ in sites], variants),
+            "out_features": np.repeat([n for _, _, n in sites], variants),
+        }
+        flat = values.reshape(count * variants, -1)
+        columns |= {
+            name: flat[:, i].astype(np.int64) if name in _INTEGERS else flat[:, i]
+            for i, name in enumerate(stats.ALL_SUMS)
+        }
+        frame = pd.DataFrame(columns)
+        for name in ("clip", "step"):
+            frame[name] = frame[name].astype("Int64")
+        return frame
 
 
-def _by_layer(names: list[str], sums: np.ndarray) -> list[tuple[str, np.ndarray]]:
-    """Sums [layers fired, V, 2, S] -> one entry per layer; a layer that fired twice in a call adds up."""
+def _by_layer(names: list[str], sums: np.ndarray) -> tuple[list[str], np.ndarray]:
+    """Sums [layers fired, V, 2, S], one entry per layer; a layer that fired twice in a call adds up."""
     merged: dict[str, np.ndarray] = {}
     for name, values in zip(names, sums, strict=True):
         merged[name] = values if name not in merged else _add(merged[name], values)
-    return list(merged.items())
+    return list(merged), np.stack(list(merged.values()))
 
 
 def _add(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -117,8 +151,3 @@ def _add(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     peak = stats.ALL_SUMS.index("max_abs_e")
     total[..., peak] = np.maximum(a[..., peak], b[..., peak])
     return total
-
-
-def _over_groups(values: np.ndarray, tokens: str) -> np.ndarray:
-    """[2, S] -> [S]: group 1 for valid tokens, both for all."""
-    return values[0] if tokens == "valid" else _add(values[0], values[1])

@@ -36,6 +36,8 @@ class Engine(Protocol):
 
     def quantize(self, x: Tensor, groups: Tensor) -> QuantizedInput: ...
 
+    def quantize_weight(self, w: Tensor) -> tuple[Tensor, Tensor]: ...
+
     def int8_linear(
         self, a: Tensor, a_scales: Tensor, b: Tensor, b_scales: Tensor, bias: Tensor | None
     ) -> Tensor: ...  # fmt: skip
@@ -62,6 +64,9 @@ class ReferenceEngine:
             x.to(torch.bfloat16), [c for c, _ in pairs], [s for _, s in pairs], groups, row_sums, code_sums
         )  # fmt: skip
 
+    def quantize_weight(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        return numerics.quantize_weight(w)
+
     def int8_linear(
         self, a: Tensor, a_scales: Tensor, b: Tensor, b_scales: Tensor, bias: Tensor | None
     ) -> Tensor:  # fmt: skip
@@ -79,9 +84,9 @@ class TritonEngine:
     name = "triton"
 
     def __init__(self, variants: Sequence[str], quantizers: Sequence[Quantizer]) -> None:
-        from analysis.kernels import error_sums, gemm, quantize
+        from analysis.kernels import error_sums, gemm, quantize, weight
 
-        self._quantize, self._gemm, self._sums = quantize, gemm, error_sums
+        self._quantize, self._gemm, self._sums, self._weight = quantize, gemm, error_sums, weight
         self.quantizers = list(quantizers)
         known = tuple(r.value for r in (numerics.Rounding.SHIPPED, numerics.Rounding.FIXED))
         self.fused = tuple(numerics.Rounding(v) for v in variants) if set(variants) <= set(known) else None
@@ -91,6 +96,9 @@ class TritonEngine:
             return ReferenceEngine(self.quantizers).quantize(x, groups)
         p = self._quantize.quantize_pass(x, self.fused, groups)
         return QuantizedInput(p.x_bf16, p.codes, p.scales, p.groups, p.row_sums, p.code_sums)
+
+    def quantize_weight(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        return self._weight.quantize_weight(w)
 
     def int8_linear(
         self, a: Tensor, a_scales: Tensor, b: Tensor, b_scales: Tensor, bias: Tensor | None

@@ -256,7 +256,7 @@ def _figure(chapter: Chapter, name: str, draw: Callable[[pd.DataFrame, Axes], Ax
         made, ax = style.figure(wide=True, height=3.6 if name.startswith("heatmap") else 4.2)
         draw(chapter.per_layer, ax)
         alt = ax.get_title(loc="left")
-        return Figure(f"{chapter.prefix}{name}", style.to_png(made), style.to_svg(made), alt, caption)
+        return Figure(f"{chapter.prefix}{name}", *style.render(made), alt, caption)
 
 
 SECTIONS: tuple[Callable[[Chapter], Section | None], ...] = (

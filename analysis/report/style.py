@@ -7,7 +7,7 @@ backend and no global state is involved.
     with style.context():
         figure, ax = style.figure(wide=True)
         plots.cosine(per_layer, ax)
-        png, svg = style.to_png(figure), style.to_svg(figure)
+        png, svg = style.render(figure)
 """
 
 from __future__ import annotations
@@ -101,6 +101,14 @@ def marker(variant: str, variants: Iterable[str] = ()) -> str:
 def _position(variant: str, variants: Iterable[str]) -> int:
     others = sorted(set(variants) - {"shipped", "fixed"})
     return others.index(variant) if variant in others else 0
+
+
+def render(made: Figure) -> tuple[bytes, str]:
+    """(PNG, SVG) of one figure. The layout is found once and then kept, which is most of the work."""
+    with context():
+        made.draw_without_rendering()
+        made.set_layout_engine("none")
+        return to_png(made), to_svg(made)
 
 
 def to_png(made: Figure) -> bytes:

@@ -21,6 +21,8 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.results import migrate
+
 SCHEMA_VERSION = 1
 PER_LAYER, PER_CALL, RUN = "per_layer.csv", "per_call.parquet", "run.json"
 
@@ -155,8 +157,8 @@ def write_per_layer(frame: pd.DataFrame, path: str | Path) -> None:
 def read_per_layer(path: str | Path) -> pd.DataFrame:
     """Read per_layer.csv. Raises FileNotFoundError, or ValueError naming the file, line and column at fault."""
     path = Path(path)
-    _check_version(path, _read_version_csv(path))
-    text = pd.read_csv(path, dtype="string", keep_default_na=False, encoding="utf-8")
+    text = _read_text(path)
+    text = migrate.upgrade("per_layer", text, one_version(text["schema_version"], path), SCHEMA_VERSION, str(path))
     numeric = {c.name: c for c in PER_LAYER_COLUMNS if c.dtype != "string"}
     columns: dict[str, Any] = {}
     for name in text.columns:
@@ -185,8 +187,11 @@ def write_per_call(frame: pd.DataFrame, path: str | Path) -> None:
         frame.to_parquet(temporary, index=False)
 
 
-def read_per_call(path: str | Path) -> pd.DataFrame:
-    """Read per_call.parquet. Raises FileNotFoundError or ValueError naming the file and column at fault."""
+def read_per_call(path: str | Path, unique: bool = True) -> pd.DataFrame:
+    """Read per_call.parquet. Raises FileNotFoundError or ValueError naming the file and column at fault.
+
+    `unique=False` leaves rows that repeat a key to the caller.
+    """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; a run's folder holds {PER_CALL}")
@@ -194,11 +199,11 @@ def read_per_call(path: str | Path) -> pd.DataFrame:
         frame = pd.read_parquet(path)
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} is not a Parquet file: {error}") from None
-    versions = frame["schema_version"].unique().tolist() if "schema_version" in frame and len(frame) else [None]
-    for version in versions:
-        _check_version(path, version)
+    version = one_version(frame["schema_version"], path, "row") if "schema_version" in frame and len(frame) else None
+    frame = migrate.upgrade("per_call", frame, version, SCHEMA_VERSION, str(path))
     frame = conform(frame, PER_CALL_COLUMNS, str(path))
-    _check_unique(frame, PER_CALL_KEY, path)
+    if unique:
+        _check_unique(frame, PER_CALL_KEY, path)
     return frame
 
 
@@ -217,24 +222,39 @@ def read_run(path: str | Path) -> dict[str, Any]:
         run = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
-    _check_version(path, run.get("schema_version") if isinstance(run, dict) else None)
-    return run
+    version = run.get("schema_version") if isinstance(run, dict) else None
+    return migrate.upgrade("run", run, version, SCHEMA_VERSION, str(path))
 
 
-def _read_version_csv(path: Path) -> Any:
+def _read_text(path: Path) -> pd.DataFrame:
+    """A per_layer.csv with its cells as text. Raises FileNotFoundError or ValueError."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; a run's folder holds {PER_LAYER}")
-    head = pd.read_csv(path, dtype="string", nrows=1) if path.stat().st_size else pd.DataFrame()
-    if "schema_version" not in head or head.empty:
+    try:
+        text = pd.read_csv(path, dtype="string", keep_default_na=False, encoding="utf-8")
+    except ValueError as error:  # pandas' own and what the decoder raises
+        empty = isinstance(error, pd.errors.EmptyDataError)
+        text = pd.DataFrame()
+        if not empty:
+            raise ValueError(f"{path} is not a CSV of this toolkit: {error}; see `shrinkage validate {path}`") from None
+    if "schema_version" not in text or text.empty:
         raise ValueError(f"{path}: no column 'schema_version' or no rows; is this a {PER_LAYER} of this toolkit?")
-    return head["schema_version"].iloc[0]
+    return text
 
 
-def _check_version(path: Path, version: Any) -> None:
-    if str(version) != str(SCHEMA_VERSION):
+def one_version(versions: pd.Series, path: str | Path, place: str = "line") -> Any:
+    """The schema version that every row states. ValueError names the first row that states another."""
+    first = versions.iloc[0]
+    other = (versions != first).fillna(True).to_numpy()
+    if other.any():
+        position = int(other.argmax())
+        found = versions.iloc[position]
+        number = position + 2 if place == "line" else position
         raise ValueError(
-            f"{path}: schema version {version}, this toolkit reads {SCHEMA_VERSION}; measure or merge again"
+            f"{path}: mixed schema versions: {place} {number} has {found}, the first row {first}; "
+            "keep one version in a file"
         )
+    return first
 
 
 def _check_unique(frame: pd.DataFrame, key: list[str], path: Path) -> None:

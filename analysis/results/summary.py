@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from analysis.results import schema
 
@@ -84,14 +83,17 @@ def percentile_interval(values: np.ndarray, axis: int = 0) -> tuple[np.ndarray, 
     return low, high
 
 
-def _intervals(group: pd.DataFrame, weights: dict[int, np.ndarray]) -> dict[str, float]:
-    calls = len(group)
+def _intervals(sums: np.ndarray, in_features: int, weights: dict[int, np.ndarray]) -> dict[str, float]:
+    """Interval columns of one layer from its sums per call [sums, calls]."""
+    calls = sums.shape[1]
     names = [f"{metric}_{end}" for metric in schema.INTERVAL_OF for end in ("lo", "hi")]
     if calls < 3:
         return dict.fromkeys(names, np.nan)  # too few clusters: no interval
-    w = weights.setdefault(calls, bootstrap_weights(calls))
-    drawn = {name: w @ group[name].to_numpy(np.float64) for name in schema.SUM_NAMES}
-    drawn["in_features"] = np.full(len(w), group["in_features"].iloc[0])
+    if calls not in weights:
+        weights[calls] = bootstrap_weights(calls).astype(np.float64)
+    w = weights[calls]
+    drawn = {name: w @ values for name, values in zip(schema.SUM_NAMES, sums, strict=True)}
+    drawn["in_features"] = np.full(len(w), in_features)
     drawn_metrics = metrics(drawn)
     out: dict[str, float] = {}
     for metric in schema.INTERVAL_OF:
@@ -104,10 +106,14 @@ def summarize(per_call: pd.DataFrame, world: str) -> pd.DataFrame:
     """per_layer from per_call: sums over calls, metrics, intervals (empty below 3 calls). Rows sorted by key."""
     if per_call.empty:
         raise ValueError("no calls were measured: nothing to summarise")
-    frame = add_calls(per_call).set_index(_GROUP)
+    # In order of calls, whatever order the rows come in: a sum of floats depends on it in its last digit.
+    ordered = per_call.sort_values("call", kind="stable").reset_index(drop=True)
+    frame = add_calls(ordered).set_index(_GROUP)
     weights: dict[int, np.ndarray] = {}
-    ordered = per_call.sort_values("call", kind="stable")
-    intervals = {key: _intervals(group, weights) for key, group in ordered.groupby(_GROUP, sort=False, dropna=False)}
+    sums = ordered[schema.SUM_NAMES].to_numpy(np.float64).T.copy()
+    features = ordered["in_features"].to_numpy(np.int64)
+    grouped = ordered.groupby(_GROUP, sort=False, dropna=False).indices
+    intervals = {key: _intervals(sums[:, rows], features[rows[0]], weights) for key, rows in grouped.items()}
     frame = frame.join(pd.DataFrame.from_dict(intervals, orient="index").rename_axis(_GROUP)).reset_index()
     for name, values in metrics(frame).items():
         frame[name] = values
@@ -151,7 +157,7 @@ def mean_over_layers_interval(per_call: pd.DataFrame, metric: str = "rel_mse") -
     drawn: dict[str, np.ndarray] = {}
     point: dict[str, float] = {}
     # One list of calls for all variants: a draw takes the same calls for each, also where one variant lacks some.
-    index = np.sort(per_call["call"].unique())
+    index = np.unique(per_call["call"].to_numpy(np.int64))
     weights = bootstrap_weights(len(index)) if len(index) >= 3 else np.empty((0, len(index)))
     for variant, group in per_call.groupby("variant", sort=True):
         sums, features = _stack(group, index)
@@ -179,12 +185,14 @@ def _finite_mean(layers: np.ndarray) -> np.ndarray:
 
 def _stack(group: pd.DataFrame, calls: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """{sum name: float [calls, layers]} and in_features [layers]; a layer that a call did not reach adds 0."""
-    features = group.groupby("layer", sort=True)["in_features"].first().to_numpy(np.float64)
-    tables = {
-        name: group.pivot_table(index="call", columns="layer", values=name, aggfunc="sum", sort=True)
+    layer, names = pd.factorize(group["layer"], sort=True)
+    place = np.searchsorted(calls, group["call"].to_numpy(np.int64)) * len(names) + layer
+    shape = (len(calls), len(names))
+    sums = {
+        name: np.bincount(place, group[name].to_numpy(np.float64), minlength=len(calls) * len(names)).reshape(shape)
         for name in schema.SUM_NAMES
     }
-    return {name: table.reindex(calls).fillna(0).to_numpy(np.float64) for name, table in tables.items()}, features
+    return sums, group.groupby("layer", sort=True)["in_features"].first().to_numpy(np.float64)
 
 
 def paired(per_layer: pd.DataFrame, a: str = "shipped", b: str = "fixed", metric: str = "rel_mse") -> dict[str, Any]:
@@ -192,6 +200,8 @@ def paired(per_layer: pd.DataFrame, a: str = "shipped", b: str = "fixed", metric
 
     Returns layers, median_ratio, min_ratio, max_ratio, ratio_of_means and p_value (None below 6 layers).
     """
+    from scipy import stats  # here, because importing it takes seconds that most commands need not spend
+
     table = per_layer.pivot_table(index="layer", columns="variant", values=metric, sort=False)
     if missing := {a, b} - set(table.columns):
         raise ValueError(f"no variant {', '.join(sorted(missing))}; the table has {', '.join(table.columns)}")

@@ -33,6 +33,8 @@ class TrainConfig:
     decay: float = 0.3  # last part of the steps, over which the learning rate falls to 0
     ema: float = 0.999
     context_noise: float = 0.2  # largest share of noise mixed into the context of half of the clips
+    own_context: float = 0.0  # second stage: share of clips whose context the model predicts itself
+    init: str = ""  # second stage: folder of the checkpoint to start from
     timed_steps: int = 200
     eval_every: int = 2000
     save_every_s: float = 60.0
@@ -72,30 +74,60 @@ class Batches:
     def _randint(self, high: int) -> Tensor:
         return torch.randint(high, (self.config.batch, 1), generator=self.generator, device=self.device)
 
-    def next(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Input frames [B, F, H, W, 3], timesteps [B, F], actions [B, F, A], clean clip [B, clip, H, W, 3]."""
+    def next(self) -> tuple[Tensor, ...]:
+        """Input frames [B, F, H, W, 3], timesteps [B, F], actions [B, F, A], clean clip [B, clip, H, W, 3].
+
+        With `own_context` also what the model needs to predict the context itself, from the frames before it: input
+        frames, timesteps (1), actions, and bool [B, 1, 1, 1, 1], whether to use the prediction.
+        """
         config, model = self.config, self.config.model
-        batch, kept = config.batch, model.context_frames
+        batch, kept, own = config.batch, model.context_frames, config.own_context > 0
+        before = model.clip_frames if own else 0
         episode = self._randint(self.episodes)
-        start = self._randint(self.length - model.frames + 1)
-        index = episode * self.length + start + torch.arange(model.frames, device=self.device)  # [B, F]
-        clean = self.frames[index].float() / 127.5 - 1
-        times = torch.zeros(batch, model.frames, device=self.device)
-        times[:, kept:] = noise_levels(self._rand(batch, 1), self._rand(batch, 1))
-        disturbed = (self._rand(batch, 1) < 0.5) * self._rand(batch, 1) * config.context_noise
+        start = self._randint(self.length - before - model.frames + 1)
+        index = episode * self.length + start + torch.arange(before + model.frames, device=self.device)
+        clean = self.frames[index].float() / 127.5 - 1  # [B, before + F, H, W, 3]
+        actions = self.actions[index]
+        levels = noise_levels(self._rand(batch, 1), self._rand(batch, 1), shift=1.5 if own else 3.0)
+        shown = clean[:, before:]
+        if not own:
+            return (*self._noised(shown, levels), actions, shown[:, kept:])
+        shown = torch.cat((self._blurred(shown[:, :kept]), shown[:, kept:]), dim=1)
+        earlier = torch.cat((self._blurred(clean[:, :kept]), clean[:, kept : model.frames]), dim=1)
+        use = self._rand(batch, 1, 1, 1, 1) < config.own_context
+        first = self._noised(earlier, torch.ones_like(levels))
+        final = self._noised(shown, levels)
+        return (*final, actions[:, before:], shown[:, kept:], *first, actions[:, : model.frames], use)
+
+    def _noised(self, clean: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
+        """Mix noise into the clip to its level [B, 1], and a little into half of the contexts -> frames, timesteps.
+
+        The model is told 0 for the context whatever was mixed in: it must cope with its own imperfect frames.
+        """
+        kept = self.config.model.context_frames
+        times = torch.zeros(clean.shape[:2], device=self.device)
+        times[:, kept:] = levels
         share = times.clone()
-        share[:, :kept] = disturbed  # the model is told 0: it must cope with its own imperfect frames
+        share[:, :kept] = (self._rand(*levels.shape) < 0.5) * self._rand(*levels.shape) * self.config.context_noise
         share = share[:, :, None, None, None]
-        noise = self._randn(*clean.shape)
-        return clean + share * (noise - clean), times, self.actions[index], clean[:, kept:]
+        return clean + share * (self._randn(*clean.shape) - clean), times
+
+    def _blurred(self, frames: Tensor) -> Tensor:
+        """Half of the contexts, blurred by a random amount: what frames look like after clips of the model's own."""
+        flat = frames.flatten(0, 1).movedim(-1, 1)  # [B * C, 3, H, W]
+        small = torch.nn.functional.avg_pool2d(flat, 4)
+        wide = torch.nn.functional.interpolate(small, size=flat.shape[2:], mode="bilinear", align_corners=False)
+        share = (self._rand(len(frames), 1) < 0.5) * self._rand(len(frames), 1)
+        mixed = wide.movedim(1, -1).unflatten(0, frames.shape[:2])
+        return frames + share[:, :, None, None, None] * (mixed - frames)
 
 
-def noise_levels(u: Tensor, v: Tensor) -> Tensor:
-    """Timesteps in (0, 1] from uniform u and v: shifted toward noise by 3, and exactly 1 in a tenth of the cases.
+def noise_levels(u: Tensor, v: Tensor, shift: float) -> Tensor:
+    """Timesteps in (0, 1] from uniform u and v: shifted toward noise, and exactly 1 in a tenth of the cases.
 
-    The sampler visits 1, 0.8 and 0.5; a logit-normal of mean 0.3 hardly ever trains near 1, where it starts.
+    A logit-normal of mean 0.3 hardly ever trains near 1, where every sampler starts.
     """
-    return torch.where(v < 0.1, 1.0, 3 * u / (1 + 2 * u))
+    return torch.where(v < 0.1, 1.0, shift * u / (1 + (shift - 1) * u))
 
 
 def velocity_loss(predicted: Tensor, clean: Tensor, times: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from analysis.worlds.tiny import data, evaluate
-from analysis.worlds.tiny.checkpoint import save_checkpoint
+from analysis.worlds.tiny.checkpoint import load_checkpoint, save_checkpoint
 from analysis.worlds.tiny.model import TinyConfig, TinyModel
 from analysis.worlds.tiny.recipe import Batches, TrainConfig, learning_rate, velocity_loss
 from analysis.worlds.tiny.scenes import HELD_OUT, save_scenes
@@ -46,6 +46,8 @@ class Trainer:
         self.device = torch.device(config.device)
         torch.manual_seed(config.seed)
         self.model = TinyModel(config.model).to(self.device)
+        if config.init:
+            self.model.load_state_dict(load_checkpoint(Path(config.init))[0].state_dict())
         self.average = copy.deepcopy(self.model).eval().requires_grad_(False)
         parameters = list(self.model.parameters())
         groups: list[dict[str, Any]] = [
@@ -74,9 +76,14 @@ class Trainer:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def update(self, frames: Tensor, times: Tensor, actions: Tensor, clean: Tensor) -> None:
+    def update(self, frames: Tensor, times: Tensor, actions: Tensor, clean: Tensor, *first: Tensor) -> None:
         """Forward, backward and optimiser. Nothing here waits for the device, so that it can be captured."""
         with torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if self.cuda else nullcontext():
+            if first:
+                *earlier, use = first
+                guess = self.model(*earlier).detach().clamp(-1, 1)
+                kept = guess.shape[1]
+                frames = torch.cat((torch.where(use, guess, frames[:, :kept]), frames[:, kept:]), dim=1)
             predicted = self.model(frames, times, actions)
         loss = velocity_loss(predicted, clean, times)
         loss.backward()

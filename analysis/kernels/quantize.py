@@ -1,0 +1,321 @@
+# mypy: disable-error-code="no-untyped-def"
+"""Triton row quantisers: `shipped` with its defect, `fixed` without it, and one pass that does both and counts errors.
+
+Contract in `analysis.numerics`; x [M, K] is fp32, fp16 or bf16, codes int8 [M, K], scales fp32 [M]. `fixed` equals the
+reference bit for bit. `shipped` keeps Triton's approximate `/`, so on a GPU a few codes in 1e5 next to a decision
+boundary differ by one; in the interpreter it equals the reference too.
+
+    codes, scales = quantize_rows(x, Rounding.FIXED)
+    both = quantize_pass(x, (Rounding.SHIPPED, Rounding.FIXED), groups)      # x is read once from memory
+
+One program takes one row in two sweeps, absmax and codes; the second sweep finds the row in cache. Launches forbid
+FMA contraction: x * inv followed by an addition must round twice, as the contract does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from analysis.kernels.common import check_groups, combine, from_fp32, to_fp32
+from analysis.numerics import Rounding, check_rows
+
+WARPS = 2
+BLOCK = 512
+ROW_STATS = 4  # rows, nonfinite_rows, zero_rows, sum_crest
+CODE_STATS = 5  # in the order of measure.stats.CODE_SUMS
+
+INF_BITS = tl.constexpr(0x7F800000)
+TINY_GAIN = tl.constexpr(2.0**126)  # lifts a row too small for 127 / absmax to where its crest factor can be taken
+SIGN_BIT = tl.constexpr(-(2**31))
+BELOW_HALF_BITS = tl.constexpr(0x3EFFFFFF)  # 0.5 - 2**-25
+HALF_AS_INT8 = tl.constexpr(int(0.5))
+
+
+@triton.jit
+def _fold(v, SIZE: tl.constexpr):
+    """Add neighbours, eight to one, within a thread."""
+    return tl.sum(tl.reshape(v, [SIZE // 8, 8]), axis=1)
+
+
+@triton.jit
+def _half_away(s):
+    """What truncation turns into s rounded half away from zero, for every fp32 |s| < 2**22.
+
+    The offset is the fp32 below 0.5 with the sign of s: with 0.5 itself s = 0.5 - 2**-25 would be carried up to 1, and
+    from |s| = 0.5 on the sum rounds up to the integer that ties need.
+    """
+    offset = (s.to(tl.int32, bitcast=True) & SIGN_BIT) | BELOW_HALF_BITS
+    return s + offset.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _code_error(code, s, x, SIZE: tl.constexpr):
+    """The five sums of `measure.stats.code_sums`, folded.
+
+    code - s is exact, so |code - s| > 0.5 says that the code is neither the nearest integer nor one of a tie's two.
+    """
+    code = code.to(tl.float32)
+    error = code - s
+    size = tl.abs(code)
+    wrong = (tl.abs(error) > 0.5).to(tl.float32)
+    zeroed = ((code == 0.0) & (x != 0.0)).to(tl.float32)
+    saturated = (size == 127.0).to(tl.float32)
+    return (
+        _fold(size - tl.abs(s), SIZE),
+        _fold(error * error, SIZE),
+        _fold(wrong, SIZE),
+        _fold(zeroed, SIZE),
+        _fold(saturated, SIZE),
+    )
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _rows_kernel(
+    x_ptr,
+    x_stride,
+    cast_ptr,
+    shipped_ptr,
+    shipped_scales_ptr,
+    fixed_ptr,
+    fixed_scales_ptr,
+    groups_ptr,
+    measured_ptr,
+    stats_ptr,
+    rows,
+    columns,
+    SHIPPED: tl.constexpr,
+    FIXED: tl.constexpr,
+    CAST: tl.constexpr,
+    STATS: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    x_ptr += row * x_stride
+    at = tl.arange(0, SIZE)
+
+    # |x| as integers orders like |x|, with Inf and NaN on top, where a float maximum would swallow a NaN.
+    top = tl.zeros([SIZE], tl.int32)
+    top_shipped = tl.zeros([SIZE], tl.float32)
+    for start in range(0, columns, SIZE):
+        x = to_fp32(tl.load(x_ptr + start + at, mask=start + at < columns, other=0.0))
+        top = tl.maximum(top, x.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+        if SHIPPED:
+            top_shipped = tl.maximum(top_shipped, tl.abs(x))
+    top_bits = tl.max(top, 0)
+    finite = top_bits < INF_BITS
+    inv = tl.math.div_rn(127.0, top_bits.to(tl.float32, bitcast=True))
+    measurable = finite & (inv < float("inf"))
+    inv = tl.where(measurable, inv, TINY_GAIN)
+    if FIXED:
+        scale = tl.where(measurable, tl.math.div_rn(1.0, inv), 0.0)
+        tl.store(fixed_scales_ptr + row, tl.where(finite, scale, float("nan")))
+    if SHIPPED:
+        shipped_inv = 127.0 / tl.max(top_shipped, 0)
+        tl.store(shipped_scales_ptr + row, 1 / shipped_inv)
+
+    none = tl.zeros([SIZE // 8], tl.float32)
+    squares = none
+    sums_shipped = (none, none, none, none, none)
+    sums_fixed = (none, none, none, none, none)
+    for start in range(0, columns, SIZE):
+        inside = start + at < columns
+        x = to_fp32(tl.load(x_ptr + start + at, mask=inside, other=0.0))
+        out = row * columns + start + at
+        if CAST:
+            tl.store(cast_ptr + out, from_fp32(x, tl.bfloat16), mask=inside)
+        s = x * inv
+        if STATS:
+            squares += _fold(s * s, SIZE)
+        s = tl.where(measurable, s, 0.0)
+        if SHIPPED:
+            # Frozen on purpose: this is the kernel under study. Its offset is cast to int8, which makes it 0, before it
+            # is added; storing the float to int8 then truncates toward zero.
+            v = x * shipped_inv
+            v += tl.where(v >= 0, 1, -1) * HALF_AS_INT8
+            wide = v.to(tl.int32)
+            tl.store(shipped_ptr + out, wide.to(tl.int8), mask=inside)
+            if STATS:
+                # The byte that was stored: a row too small for its scale makes v infinite, far outside int8.
+                code = ((wide & 0xFF) ^ 0x80) - 0x80
+                e = _code_error(code, s, x, SIZE)
+                sums_shipped = (
+                    sums_shipped[0] + e[0],
+                    sums_shipped[1] + e[1],
+                    sums_shipped[2] + e[2],
+                    sums_shipped[3] + e[3],
+                    sums_shipped[4] + e[4],
+                )
+        if FIXED:
+            code = _half_away(s).to(tl.int8)
+            tl.store(fixed_ptr + out, code, mask=inside)
+            if STATS:
+                e = _code_error(code, s, x, SIZE)
+                sums_fixed = (
+                    sums_fixed[0] + e[0],
+                    sums_fixed[1] + e[1],
+                    sums_fixed[2] + e[2],
+                    sums_fixed[3] + e[3],
+                    sums_fixed[4] + e[4],
+                )
+
+    if STATS:
+        stats_ptr += row
+        group = tl.load(groups_ptr + row)
+        tl.store(measured_ptr + row, tl.where(finite, group, 0))
+        counts = finite.to(tl.float32)
+        rms = tl.sqrt(tl.sum(squares, 0) / columns)
+        nonzero = finite & (top_bits > 0)
+        crest = tl.where(nonzero, top_bits.to(tl.float32, bitcast=True) * inv / rms, 0.0)
+        tl.store(stats_ptr, counts)
+        tl.store(stats_ptr + rows, 1.0 - counts)
+        tl.store(stats_ptr + 2 * rows, tl.where(top_bits == 0, 1.0, 0.0))
+        tl.store(stats_ptr + 3 * rows, crest)
+        stats_ptr += 4 * rows
+        if SHIPPED:
+            for i in tl.static_range(5):
+                tl.store(stats_ptr + i * rows, tl.where(finite, tl.sum(sums_shipped[i], 0), 0.0))
+            stats_ptr += 5 * rows
+        if FIXED:
+            for i in tl.static_range(5):
+                tl.store(stats_ptr + i * rows, tl.where(finite, tl.sum(sums_fixed[i], 0), 0.0))
+
+
+@dataclass(frozen=True)
+class QuantizedPass:
+    """What one pass over x [M, K] leaves. Lists are in the order of the roundings, V of them.
+
+    groups: uint8 [M], the groups given, with rows that hold NaN or Inf set to 0.
+    row_sums: fp64 [2, 4], per group 1 and 2: rows, nonfinite_rows (by the group they had), zero_rows, sum_crest.
+    code_sums: fp64 [V, 2, 5], in the order of `measure.stats.CODE_SUMS`.
+    """
+
+    x_bf16: Tensor
+    codes: list[Tensor]
+    scales: list[Tensor]
+    groups: Tensor
+    row_sums: Tensor
+    code_sums: Tensor
+
+
+def quantize_rows(
+    x: Tensor,
+    rounding: Rounding,
+    generator: torch.Generator | None = None,
+    *,
+    out: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Triton twin of `numerics.quantize_rows` for SHIPPED and FIXED.
+
+    Args:
+        x: bf16, fp16 or fp32 [M, K]; any strides; M may be 0.
+        rounding: SHIPPED or FIXED.
+        generator: unused, both are deterministic.
+        out: contiguous (int8 [M, K], fp32 [M]) to write into.
+
+    Returns:
+        codes int8 [M, K] and scales fp32 [M].
+        Zero rows: codes 0, scale 0. FIXED gives rows with NaN or Inf codes 0 and scale NaN. SHIPPED does with them what
+        the public kernel does: the maximum swallows a NaN, whose code becomes 0 while the row's other codes and scale
+        look sound; an Inf leaves codes 0 and scale Inf.
+
+    Raises:
+        ValueError: x is not a floating [M, K] tensor, or the rounding has no Triton kernel.
+    """
+    _check(x, (rounding,))
+    codes, scales = out if out is not None else _outputs(x)
+    _launch(x, {rounding: (codes, scales)})
+    return codes, scales
+
+
+def quantize_pass(x: Tensor, roundings: tuple[Rounding, ...], groups: Tensor) -> QuantizedPass:
+    """Quantise x by one or both kernels, cast it to bf16 and add up the errors of the codes, reading x once.
+
+    Args:
+        x: bf16, fp16 or fp32 [M, K]; any strides; M may be 0.
+        roundings: (SHIPPED, FIXED), or either alone.
+        groups: uint8 [M]; 0 leaves a row out of the sums, 1 and 2 are summed apart.
+
+    Errors are measured against the contract's s, with its correctly rounded division. Sums are fp32 within a row and
+    fp64 over rows; counts are exact. A bf16 x is not copied.
+
+    Raises:
+        ValueError: as `quantize_rows`; groups is not uint8 [M].
+    """
+    _check(x, roundings)
+    groups = check_groups(groups, x.shape[0], x.device)
+    variants = {rounding: _outputs(x) for rounding in sorted(roundings, key=[*Rounding].index)}
+    cast = x if x.dtype == torch.bfloat16 else torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
+    measured = torch.empty_like(groups)
+    stats = torch.empty(ROW_STATS + CODE_STATS * len(variants), x.shape[0], device=x.device)
+    _launch(x, variants, cast=None if cast is x else cast, groups=groups, measured=measured, stats=stats)
+    sums = combine(stats, groups)  # [S, 2]
+    code_sums = sums[ROW_STATS:].view(len(variants), CODE_STATS, 2).transpose(1, 2)
+    order = [[*variants].index(rounding) for rounding in roundings]
+    return QuantizedPass(
+        x_bf16=cast,
+        codes=[variants[rounding][0] for rounding in roundings],
+        scales=[variants[rounding][1] for rounding in roundings],
+        groups=measured,
+        row_sums=sums[:ROW_STATS].t(),
+        code_sums=code_sums if order == sorted(order) else code_sums[order],
+    )
+
+
+def _check(x: Tensor, roundings: tuple[Rounding, ...]) -> None:
+    check_rows(x)
+    if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise ValueError(f"expected x as fp32, fp16 or bf16, got {x.dtype}; cast it first")
+    if not roundings or len(set(roundings)) != len(roundings):
+        raise ValueError(f"expected one or two different roundings, got {[str(r) for r in roundings]}")
+    for rounding in roundings:
+        if rounding not in (Rounding.SHIPPED, Rounding.FIXED):
+            raise ValueError(
+                f"rounding {str(rounding)!r} has no Triton kernel, only 'shipped' and 'fixed' do; "
+                "use analysis.numerics.quantize_rows, the reference, for it"
+            )
+
+
+def _outputs(x: Tensor) -> tuple[Tensor, Tensor]:
+    codes = torch.empty(x.shape, dtype=torch.int8, device=x.device)
+    return codes, torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
+
+
+def _launch(
+    x: Tensor,
+    variants: dict[Rounding, tuple[Tensor, Tensor]],
+    cast: Tensor | None = None,
+    groups: Tensor | None = None,
+    measured: Tensor | None = None,
+    stats: Tensor | None = None,
+) -> None:
+    rows, columns = x.shape
+    if rows == 0:
+        return
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    shipped, fixed = variants.get(Rounding.SHIPPED, (None, None)), variants.get(Rounding.FIXED, (None, None))
+    with torch.cuda.device_of(x):
+        _rows_kernel[(rows,)](
+            x,
+            x.stride(0),
+            cast,
+            *shipped,
+            *fixed,
+            groups,
+            measured,
+            stats,
+            rows,
+            columns,
+            SHIPPED=Rounding.SHIPPED in variants,
+            FIXED=Rounding.FIXED in variants,
+            CAST=cast is not None,
+            STATS=stats is not None,
+            SIZE=max(16, min(BLOCK, triton.next_power_of_2(columns))),
+            num_warps=WARPS,
+            enable_fp_fusion=False,
+        )

@@ -1,0 +1,73 @@
+"""Every notebook runs from top to bottom, and stays thin: functions belong in the package, where tests reach them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+LONGEST_CELL = 10  # lines
+
+sys.path.insert(0, str(ROOT / "tests" / "report"))
+from synthetic import make_run  # noqa: E402
+
+
+def code_cells(path: Path) -> list[str]:
+    return [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+
+
+def faults(cells: list[str]) -> list[str]:
+    """What makes a notebook thick, one line a fault."""
+    found = [
+        f"cell {i}: defines a function or class" for i, c in enumerate(cells) if re.search(r"^\s*(def|class) ", c, re.M)
+    ]
+    found += [f"cell {i}: {n} lines" for i, c in enumerate(cells) if (n := len(c.splitlines())) > LONGEST_CELL]
+    if not any(re.search(r"^\s*(from|import) analysis", cell, re.M) for cell in cells):
+        found.append("imports nothing from analysis")
+    return found
+
+
+def test_there_are_notebooks():
+    assert NOTEBOOKS
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_is_thin(path):
+    nbformat.validate(nbformat.read(path, as_version=4))
+    assert not faults(code_cells(path))
+
+
+def test_a_thick_notebook_is_found():
+    assert len(faults(["def f():\n    pass", "x = 1\n" * 11])) == 3
+
+
+@pytest.fixture
+def run_of_notebooks(tmp_path, monkeypatch):
+    """The environment that the notebooks read: a synthetic run, and this source tree on the path."""
+    monkeypatch.setenv("SHRINKAGE_RUN", str(make_run(tmp_path / "run", layers=16, calls=4)))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+@pytest.mark.usefixtures("run_of_notebooks")
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_runs(path):
+    notebook = nbformat.read(path, as_version=4)
+    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(path.parent)}}).execute()
+    assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
+
+
+def test_missing_run_is_said_clearly(tmp_path, monkeypatch):
+    from nbclient.exceptions import CellExecutionError
+
+    monkeypatch.setenv("SHRINKAGE_RUN", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    notebook = nbformat.read(ROOT / "notebooks" / "01_shrinkage.ipynb", as_version=4)
+    client = NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(ROOT / "notebooks")}})
+    with pytest.raises(CellExecutionError, match="shrinkage measure --world tiny"):
+        client.execute()
