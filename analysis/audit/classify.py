@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from analysis.audit.grid import Grid
-from analysis.audit.rules import EPSILON, NARROW, NEAREST, RULES, Batch, Hypothesis, Step, is_tie, steps
+from analysis.audit.rules import EPSILON, NARROW, NEAREST, RETURNED, RULES, Batch, Hypothesis, Step, is_tie, steps
 
 LOOSE_EPSILONS = (1e-5, 1e-4)  # a quotient this inexact is reported, not condemned
 SAMPLE = 4000  # elements that most wrong hypotheses already fail on
+SAME_STEP = 4e-6  # relative: steps closer than this are one step
 MIN_DECIDED = 0.3  # of the elements, for a hypothesis to count
 OFF_LSB = 1.2  # RMS: beyond it a step is not the one that was used
 _BIN_SLACK = 0.05
@@ -45,16 +46,21 @@ class Decision:
 
 def decide(batch: Batch, grid: Grid, static: bool) -> Decision:
     """The rounding of the elements in `batch`; exact ties play no part (see `tie_rule`)."""
-    candidates = [step for step in steps(grid, static) if _rms(batch, step, grid) < OFF_LSB]
+    near: dict[str, bool] = {}
     scored: list[tuple[float, Hypothesis]] = []
     sample = batch.where(torch.arange(len(batch.x)) % max(1, len(batch.x) // SAMPLE) == 0)
     for epsilon, quotients in ((EPSILON, (None, *NARROW)), *((e, (None,)) for e in LOOSE_EPSILONS)):
-        for quotient, step in itertools.product(quotients, candidates):
+        for quotient, step in itertools.product(quotients, steps(grid, static)):
+            if step.name not in near:
+                near[step.name] = _rms(batch, step, grid) < OFF_LSB
+            if not near[step.name]:
+                continue
             for hypothesis, wrong in _score(sample, grid, step, quotient, epsilon):
                 if wrong == 0 and _wrong_fraction(batch, grid, hypothesis) == 0:
+                    hypothesis = _or_returned(batch, grid, hypothesis)
                     return Decision(hypothesis.rule, hypothesis, evidence=_loose(hypothesis))
                 scored.append((wrong, hypothesis))
-    plain = steps(grid, static)[0]
+    plain, candidates = steps(grid, static)[0], [step for step in steps(grid, static) if near[step.name]]
     for step in candidates[:2]:
         if (mixed := _by_place(batch, grid, step)) is not None:
             return mixed
@@ -80,8 +86,9 @@ def tie_rule(batch: Batch, grid: Grid, hypothesis: Hypothesis) -> tuple[str, dic
     """
     step = hypothesis.step.of(batch.absmax, batch.returned)
     exact = torch.frexp(step)[0] == 0.5
+    certain = exact & ((batch.returned / step - 1).abs() < 1e-7)  # no epsilon was added
     p = grid.position(batch.x / step)
-    ties = exact & is_tie(p) & (p.abs() < grid.hi - 1)
+    ties = (certain if bool(certain.any()) else exact) & is_tie(p) & (p.abs() < grid.hi - 1)
     counts = {rule: int((RULES[rule](p[ties]).long() != batch.index[ties]).sum()) for rule in NEAREST}
     return min(NEAREST, key=lambda rule: counts[rule]), {"seen": int(ties.sum()), **counts}
 
@@ -107,6 +114,15 @@ def _score(
         judged = int(decided.sum())
         wrong = int((decided & (batch.index != low)).sum())
         yield hypothesis, wrong / judged if judged >= MIN_DECIDED * len(batch.x) else 1.0
+
+
+def _or_returned(batch: Batch, grid: Grid, hypothesis: Hypothesis) -> Hypothesis:
+    """The same with the returned step, if that explains the codes too and is another one (an added epsilon, say)."""
+    off = (batch.returned / hypothesis.step.of(batch.absmax, batch.returned) - 1).abs()
+    if not float(off[batch.absmax > 0].max()) > SAME_STEP:
+        return hypothesis
+    other = replace(hypothesis, step=RETURNED)
+    return other if _wrong_fraction(batch, grid, other) == 0 else hypothesis
 
 
 def _loose(hypothesis: Hypothesis) -> str:

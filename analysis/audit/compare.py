@@ -10,12 +10,14 @@ own rounding, and only what an edge case changes is reported.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from analysis.audit.call import Outcome
 from analysis.audit.classify import usable
-from analysis.audit.rules import Batch
+from analysis.audit.rules import RETURNED, Batch, Hypothesis, Step, absmax_step
 from analysis.audit.subject import Subject
 
 SCALE_SLACK = 1e-3
@@ -38,16 +40,37 @@ def disagreement(
 
 
 def wrong_codes(subject: Subject, batch: Batch) -> tuple[Tensor, Tensor]:
-    """(bool, int64): elements whose code is not a permitted one, and the code that was expected."""
-    grid, rule = subject.grid, subject.rounding
-    low, high = subject.hypothesis.predict(batch, grid)
+    """(bool, int64): elements whose code is not a permitted one, and the code that was expected.
+
+    Permitted is what the step that was decided on gives, or the returned one: where they differ within fp32 rounding,
+    ordinary inputs do not tell which was used. A returned step that is wrong is found by its own check.
+    """
+    hypothesis = subject.hypothesis
+    low, high = _permitted(subject, batch, hypothesis)
+    wrong = (batch.index < low) | (batch.index > high)
+    if bool(wrong.any()):
+        for step in _alternatives(subject):
+            other = _permitted(subject, batch, replace(hypothesis, step=step))
+            wrong &= (batch.index < other[0]) | (batch.index > other[1]) | ~torch.isfinite(batch.returned)
+    wrong &= usable(batch, subject.grid, hypothesis) & subject.written(batch.index)
+    zero = (batch.absmax == 0) & subject.written(batch.index)
+    return wrong | (zero & (batch.index != 0)), torch.where(batch.absmax == 0, 0, low)
+
+
+def _alternatives(subject: Subject) -> list[Step]:
+    """The returned step, and the absmax step that it amounts to on ordinary inputs."""
+    if subject.scale_ratio is None or subject.scale_ratio[1] > SCALE_SLACK:
+        return [RETURNED]
+    limit = subject.hypothesis.step.limit or subject.grid.limit / subject.scale_ratio[0]
+    return [RETURNED, absmax_step(limit)]
+
+
+def _permitted(subject: Subject, batch: Batch, hypothesis: Hypothesis) -> tuple[Tensor, Tensor]:
     assert subject.decision is not None
-    if rule in ("stochastic", "other") or subject.decision.positions:
-        p = grid.position(subject.hypothesis.scaled(batch)).nan_to_num()
-        low, high = p.floor().long() - 1, p.ceil().long() + 1
-    inside = usable(batch, grid, subject.hypothesis)
-    wrong = inside & ((batch.index < low) | (batch.index > high))
-    return wrong | ((batch.absmax == 0) & (batch.index != 0)), torch.where(batch.absmax == 0, 0, low)
+    if subject.rounding in ("stochastic", "other") or subject.decision.positions:
+        p = subject.grid.position(hypothesis.scaled(batch)).nan_to_num()
+        return p.floor().long() - 1, p.ceil().long() + 1
+    return hypothesis.predict(batch, subject.grid)
 
 
 def _codes(subject: Subject, batch: Batch, judged: Tensor) -> tuple[str, str] | None:

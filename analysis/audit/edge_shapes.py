@@ -58,23 +58,28 @@ def undefined_lanes(subject: Subject) -> None:
     m = 5 if subject.layout.independent_rows() else subject.shape[0] + 5
     for k in (500 if group is None else 3 * group, subject.shape[1]):
         x = growing_rows(subject, m, k)
-        if not subject.run(x).ok:
+        plain, outcome = subject.run(x), subject.run(x, lanes=GUARD)
+        if not (plain.ok and outcome.ok) or _same(plain, outcome):
             continue
-        outcome = subject.run(x, lanes=GUARD)
-        if outcome.ok and (wrong := disagreement(subject, x, outcome)) is not None:
+        if (wrong := disagreement(subject, x, outcome)) is not None:
             given = f"{describe(x)}, masked-off lanes of loads without `other` set to {GUARD:g}"
             subject.add("undefined_lanes", DEFECT, given, f"{wrong[0]}: they reach the result", wrong[1])
             return
+
+
+def _same(a: Outcome, b: Outcome) -> bool:
+    pairs = ((a.codes, b.codes), (a.scales, b.scales))
+    return all(x is None or y is None or torch.equal(x, y) for x, y in pairs)
 
 
 def growing_rows(subject: Subject, m: int, k: int) -> Tensor:
     """Gaussian rows whose neighbours are 4 and 1/256 times as large, so that a look across a boundary shows. [M, K]"""
     x = torch.randn(m, k, generator=subject.generator, dtype=torch.float64).clamp(-6, 6)
     if subject.layout.static is not None:
-        return (x * 20 * subject.layout.static).to(subject.dtype)
+        return (x * 10 * subject.layout.static).to(subject.dtype)
     sizes = torch.exp2(2.0 * (torch.arange(m) % 5).double() - 4)
     x = x * (sizes[:, None] if subject.layout.independent_rows() else 1.0)
-    largest = x.abs().amax(dim=1).clamp(min=2.0**-4)
+    largest = 1.5 * x.abs().amax(dim=1).clamp(min=2.0**-4)
     ends = torch.where(torch.arange(m) % 2 == 0, k - 1, 0)  # in the tail, or at the start
     x[torch.arange(m), ends] = torch.where(x[:, 0] < 0, -largest, largest)
     return x.to(subject.dtype)

@@ -37,10 +37,11 @@ def zero_row(subject: Subject) -> None:
         subject.add("zero_row", DEFECT, given, outcome.error, "codes 0")
         return
     index, step = _rows(subject, x, outcome)
-    back = torch.where(special[:, None], subject.grid.value(index) * step, 0.0)
+    index = torch.where(subject.written(index), index, 0)
+    back = torch.where(special[:, None], subject.grid.decode(index) * step, 0.0)
     if not bool(torch.isfinite(back).all()):
-        shown = float(step[special][0, 0])
-        subject.add("zero_row", DEFECT, given, f"scale worth {shown:g}: the row dequantises to NaN", "exactly 0")
+        shown = f"code {int(index[special][0, 0])} with a scale worth {float(step[special][0, 0]):g}"
+        subject.add("zero_row", DEFECT, given, f"{shown}: the row dequantises to NaN", "exactly 0")
     elif float(back.abs().max()) > HARMLESS:
         code = int(index[special][back[special].abs() > HARMLESS][0])
         subject.add("zero_row", DEFECT, given, f"code {code} with scale {float(step[special][0, 0]):g}", "exactly 0")
@@ -64,9 +65,7 @@ def non_finite(subject: Subject) -> None:
             subject.add(check, severity, given, outcome.error, "a loud row, other rows untouched")
             continue
         index, step = _rows(subject, x, outcome)
-        back = subject.grid.value(index[ROW]) * step[ROW]
-        if subject.grid is not INT8:
-            back = torch.where(index[ROW].abs() > subject.grid.hi, math.nan, back)
+        back = subject.grid.decode(index[ROW]) * step[ROW]
         if bool(torch.isfinite(back[5])):
             code = int(index[ROW, 5])
             how = "turned into the largest code" if abs(code) >= subject.grid.hi else "swallowed"
@@ -109,8 +108,11 @@ def _sweep(subject: Subject, check: str, sweeps: list[Tensor]) -> None:
         index, step = _rows(subject, x, outcome)
         m, k = x.shape
         lsb = (subject.layout.absmax(x) / subject.grid.limit)[subject.layout.group_ids(m, k)]
-        back = subject.grid.value(index) * step / (subject.scale_ratio or (1.0,))[0]
+        back = subject.grid.decode(index) * step / subject.scale_error
         error = (back - x.double()).abs() / lsb
+        error = torch.where(subject.written(index), error, 0.0)
+        if subject.has("wrap"):
+            error = torch.where(x.double().abs() < 0.98 * subject.grid.limit * lsb, error, 0.0)
         if subject.grid is not INT8:
             error = error / 32  # the widest fp8 gap, in units of absmax / 448
         for row in range(m):

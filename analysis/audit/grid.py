@@ -66,6 +66,11 @@ class Grid:
         value = v[j] + (p.abs() - j) * (v[j + 1] - v[j])
         return torch.where(p < 0, -value, value)
 
+    def decode(self, index: Tensor) -> Tensor:
+        """Scaled value of a stored code, fp64; NaN for an fp8 NaN."""
+        value = self.value(index)
+        return value if self.name == "int8" else torch.where(index.abs() > self.hi, torch.nan, value)
+
 
 INT8 = Grid("int8", torch.int8, 127.0, -128, 127)
 FP8 = Grid("fp8_e4m3", torch.float8_e4m3fn, 448.0, -126, 126)

@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -67,8 +68,9 @@ class Layout:
         """Number of blocks along rows and along columns."""
         return math.ceil(m / (self.rows or max(m, 1))), math.ceil(k / (self.cols or k))
 
+    @cache  # noqa: B019 - a handful of layouts in a run
     def group_ids(self, m: int, k: int) -> Tensor:
-        """int64 [M, K]: which scale an element uses."""
+        """int64 [M, K]: which scale an element uses. Not to be written to."""
         _, across = self.blocks(m, k)
         row = torch.arange(m) // (self.rows or max(m, 1))
         col = torch.arange(k) // (self.cols or k)

@@ -19,6 +19,7 @@ import time
 from typing import Any
 
 STDERR_TAIL = 2000
+EXIT_LIMIT_S = 10.0
 START_LIMIT_S = 180.0  # importing torch, triton and the target's own package
 
 
@@ -43,6 +44,7 @@ class Process:
         os.close(write_fd)
         self._replies = os.fdopen(read_fd, "rb", buffering=0)
         self._pending = b""
+        self._gone = False
 
     def ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any] | None:
         """Send a request and wait for its reply; None when the process is gone or late."""
@@ -51,6 +53,7 @@ class Process:
             self._popen.stdin.write(json.dumps(request).encode() + b"\n")
             self._popen.stdin.flush()
         except BrokenPipeError:
+            self._gone = True
             return None
         return self.read(limit_s)
 
@@ -60,6 +63,7 @@ class Process:
             ready, _, _ = select.select([self._replies], [], [], max(0.0, deadline - time.monotonic()))
             chunk = self._replies.read(65536) if ready else b""
             if not chunk:
+                self._gone = bool(ready)
                 return None
             self._pending += chunk
         line, _, self._pending = self._pending.partition(b"\n")
@@ -70,9 +74,9 @@ class Process:
         if self._output.closed:
             return None
         code = self._popen.poll()
-        if code is None and self._closed():
+        if code is None and self._gone:  # it closed its end of the pipe, and will be a zombie in a moment
             with contextlib.suppress(subprocess.TimeoutExpired):
-                code = self._popen.wait(timeout=1.0)
+                code = self._popen.wait(timeout=EXIT_LIMIT_S)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._popen.pid, signal.SIGKILL)
         self._popen.wait()
@@ -87,8 +91,3 @@ class Process:
             return None
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"process exited with status {code}"
         return f"{tail}\n{how}".strip()
-
-    def _closed(self) -> bool:
-        """Whether the other end of the reply pipe is closed, as when the process is about to be gone."""
-        ready, _, _ = select.select([self._replies], [], [], 0.0)
-        return bool(ready)

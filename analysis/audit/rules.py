@@ -56,13 +56,15 @@ class Step:
     of: Callable[[Tensor, Tensor], Tensor]
 
 
+RETURNED = Step("returned scale", None, lambda absmax, returned: returned)
+
+
 def steps(grid: Grid, static: bool) -> list[Step]:
     """Candidate steps, most ordinary first. A static scale can only be the returned one."""
-    returned = Step("returned scale", None, lambda absmax, returned: returned)
     if static:
-        return [returned]
+        return [RETURNED]
     limits = (128.0, 127.5) if grid.name == "int8" else (240.0, 256.0)
-    found = [*(absmax_step(limit) for limit in (grid.limit, *limits)), returned]
+    found = [*(absmax_step(limit) for limit in (grid.limit, *limits)), RETURNED]
     for dtype in NARROW:
         found += [_narrow_step(limit, dtype, inverse) for limit in (grid.limit, limits[0]) for inverse in (False, True)]
     return found

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from analysis.audit.call import Call, Outcome
+from analysis.audit.call import FILLS, Call, Outcome
 from analysis.audit.classify import Decision
 from analysis.audit.findings import DEFECT, Finding
 from analysis.audit.grid import INT8, Grid
@@ -37,6 +37,7 @@ class Subject:
     findings: list[Finding] = field(default_factory=list)
     unwritten: Tensor | None = None  # bool [M, K] of the base shape: codes that hold whatever memory held
     scale_ratio: tuple[float, float] | None = None  # returned step over absmax / limit: median, largest deviation
+    scale_error: float = 1.0  # median of the returned step over the one that was used
 
     @property
     def name(self) -> str:
@@ -49,6 +50,8 @@ class Subject:
 
     def run(self, x: Tensor, **options: Any) -> Outcome:
         """Call the target on x [M, K] in this dtype; options as in `Call`. A modified input becomes a finding."""
+        if self.unwritten is not None:
+            options.setdefault("fill", 0)
         outcome = self.runner.run(Call(x.to(self.dtype), **options))
         if outcome.input_changed and not self.has("input_modified"):
             given = f"{describe(x.to(self.dtype))}, {options.get('view', 'plain')} layout"
@@ -60,6 +63,13 @@ class Subject:
 
     def has(self, check: str, severity: str | None = None) -> bool:
         return any(f.check == check and severity in (None, f.severity) for f in self.findings)
+
+    def written(self, index: Tensor) -> Tensor:
+        """bool: codes that the target may have written; all of them, unless it is known to leave some out."""
+        if self.unwritten is None:
+            return torch.ones_like(index, dtype=torch.bool)
+        fill = FILLS[0][0 if self.grid is INT8 else 2]
+        return index != self.grid.index(torch.tensor([fill]).to(self.grid.dtype))
 
     def batch(self, pairs: list[tuple[Tensor, Outcome]]) -> Batch:
         """Flatten (input, outcome) pairs. ValueError when the scales of one do not fit its input."""

@@ -36,6 +36,7 @@ def scale_findings(subject: Subject, batch: Batch) -> None:
     median = float(ratio.median())
     subject.scale_ratio = median, float((ratio / median - 1).abs().max())
     used = subject.hypothesis.step.of(b.absmax, b.returned)
+    subject.scale_error = float((b.returned / used).median())
     off = (b.returned / used - 1).abs()
     worst = int(off.argmax())
     error = float(off[worst])

@@ -19,7 +19,7 @@ from analysis.results import schema
 from analysis.sites import Site
 
 TOKENS = ("all", "valid", "both")
-PENDING_CALLS = 4  # sums that wait on the device, so that reading them never waits for a forward pass
+PENDING_CALLS = 4  # whose sums are not read yet, so that reading them never waits for a forward pass
 _INTEGERS = {c.name for c in schema.SUMS if c.dtype == "Int64"}
 
 
@@ -39,7 +39,7 @@ class OnlineSink:
         self.sites: dict[str, tuple[Site, int, int]] = {}
         self.measured: set[str] = set()
         self._open: list[tuple[str, torch.Tensor]] = []
-        self._pending: list[tuple[dict[str, Any], list[str], list[torch.Tensor]]] = []
+        self._pending: list[tuple[dict[str, Any], list[str], list[_Copy]]] = []
         self._rows: list[tuple[dict[str, Any], list[str], np.ndarray]] = []
         self.calls = 0
         self._devices: dict[torch.device, str] = {}
@@ -62,8 +62,8 @@ class OnlineSink:
             for name, sums in self._open:
                 by_device.setdefault(sums.device, []).append((name, sums))
             names = [name for group in by_device.values() for name, _ in group]
-            stacked = [torch.stack([sums for _, sums in group]) for group in by_device.values()]
-            self._pending.append((label, names, stacked))
+            copies = [_Copy(torch.stack([sums for _, sums in group])) for group in by_device.values()]
+            self._pending.append((label, names, copies))
             self.measured.update(names)
         self.calls += 1
         self._open = []
@@ -82,8 +82,8 @@ class OnlineSink:
         self.replay.forget()
 
     def _fetch(self) -> None:
-        label, names, sums = self._pending.pop(0)
-        self._rows.append((label, names, np.concatenate([s.cpu().numpy() for s in sums])))
+        label, names, copies = self._pending.pop(0)
+        self._rows.append((label, names, np.concatenate([copy.wait() for copy in copies])))
 
     def table(self, run_id: str) -> pd.DataFrame:
         """The per_call frame of every finished call; empty (with its columns) where there is none."""
@@ -136,6 +136,24 @@ class OnlineSink:
         for name in ("clip", "step"):
             frame[name] = frame[name].astype("Int64")
         return frame
+
+
+class _Copy:
+    """Sums on their way to the host. On a GPU the copy is queued behind the work that makes them; nobody waits yet."""
+
+    def __init__(self, sums: torch.Tensor) -> None:
+        self.event: torch.cuda.Event | None = None
+        self.host = sums
+        if sums.is_cuda:
+            self.host = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
+            self.host.copy_(sums, non_blocking=True)
+            self.event = torch.cuda.Event()
+            self.event.record(torch.cuda.current_stream(sums.device))
+
+    def wait(self) -> np.ndarray:
+        if self.event is not None:
+            self.event.synchronize()
+        return self.host.numpy().copy()
 
 
 def _by_layer(names: list[str], sums: np.ndarray) -> tuple[list[str], np.ndarray]:

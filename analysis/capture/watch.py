@@ -83,21 +83,34 @@ class Watcher:
         self._owners: dict[str, weakref.ref[nn.Module]] = {}
         self._shapes: dict[str, tuple[int, int]] = {}
         self._open: Open | None = None
-        self._handles: list[Any] = []
+        self._hooks: list[Any] = []
+        self._block_hooks: list[Any] = []
         self._blocks: set[int] = set()
 
     def install(self) -> None:
-        self._handles = [
-            module_hooks.register_module_forward_pre_hook(self._before),
-            module_hooks.register_module_forward_hook(self._after, with_kwargs=True),
-        ]
+        """Start to watch, or go on after `pause`. Does nothing once the measurement stopped."""
+        if not self._hooks and not self.stopped:
+            self._hooks = [
+                module_hooks.register_module_forward_pre_hook(self._before),
+                module_hooks.register_module_forward_hook(self._after, with_kwargs=True),
+            ]
 
-    def remove(self) -> None:
-        for handle in self._handles:
+    def pause(self) -> None:
+        """Take the global hooks away: forward passes run as if nobody watched. What was found is kept."""
+        for handle in self._hooks:
             handle.remove()
             # PyTorch leaves this mark of a global hook behind, and module calls stay slow because of it.
             getattr(module_hooks, "_global_forward_hooks_with_kwargs", {}).pop(handle.id, None)
-        self._handles, self._open = [], None
+        self._hooks, self._open = [], None
+
+    def remove(self) -> None:
+        """Take every hook away."""
+        self.pause()
+        for handle in self._block_hooks:
+            handle.remove()
+        self._block_hooks = []
+        for held in (self._known, self._roots, self._blocks):
+            held.clear()
 
     # -- hooks: nothing may escape from them into the script
 
@@ -275,7 +288,7 @@ class Watcher:
             block = modules.get(path)
             if block is not None and id(block) not in self._blocks:
                 self._blocks.add(id(block))
-                self._handles.append(block.register_forward_pre_hook(_Told(self, block), with_kwargs=True))
+                self._block_hooks.append(block.register_forward_pre_hook(_Told(self, block), with_kwargs=True))
 
 
 class _Told:

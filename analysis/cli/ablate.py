@@ -162,15 +162,16 @@ def _print(found: Any) -> None:
     for name in ("factor", "level"):
         table.add_column(name, no_wrap=True)
     for name in ("shipped", "fixed"):
-        table.add_column(name, justify="right")
-        table.add_column("below 2 %?")
+        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("< 2 %")
+    words = {"supported": "yes", "rejected": "no", "undecided": "?"}
     overall = found[found["site"] == "all"]
     for (factor, level), group in overall.groupby(["factor", "level"], sort=False):
         cells: list[str] = []
         for rounding in ("shipped", "fixed"):
             row = group[group["rounding"] == rounding]
             change = 0.0 if row.empty else 100 * float(row["change"].iloc[0])
-            cells += ["", ""] if row.empty else [signed(f"{change:+.1f}") + " %", str(row["verdict"].iloc[0])]
+            cells += ["", ""] if row.empty else [signed(f"{change:+.1f}") + " %", words[row["verdict"].iloc[0]]]
         if any(cells):
             table.add_row(str(factor), str(level), *cells)
     Console().print(table)

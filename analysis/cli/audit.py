@@ -56,6 +56,8 @@ def audit_command(
     process = None
     try:
         split_target(target)
+        if device not in ("auto", "cpu", "cuda"):
+            raise ValueError(f"unknown device {device!r}; expected auto, cpu or cuda")
         process = Process(target, adapter, device)  # imports torch and the target while this process imports torch
         with err.status("importing") as status:  # draws on a terminal only
             from analysis.audit import audit, render

@@ -1,4 +1,4 @@
-"""`shrinkage rollout` and `propagate`: what the errors do beyond a layer, block by block and in closed loop."""
+"""`shrinkage rollout`: closed loops with each kernel, or videos that another program made, scored and judged."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from analysis.cli.measure import (
     ENGINE,
     OUT,
     OVERWRITE,
-    SCENES,
     SEED,
+    VARIANTS,
     WORLD,
     Console,
     console,
@@ -26,91 +26,12 @@ from analysis.cli.measure import (
     run_info,
 )
 
-VARIANTS = Annotated[str, typer.Option(help="Quantisers, comma-separated: shipped, fixed, half_even, FILE:FUNCTION.")]
+FRAME_RATE = 17.5  # frames a second of the embedded world
 _CORES = os.cpu_count() or 1
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(propagate)
     app.command()(rollout)
-
-
-def propagate(
-    out: OUT,
-    world: WORLD = "tiny",
-    scenes: SCENES = 2,
-    clips: Annotated[int, typer.Option(min=1, help="Clips per scene.")] = 1,
-    seed: SEED = 0,
-    variants: VARIANTS = "shipped,fixed",
-    isolated: Annotated[bool, typer.Option(help="Also quantise one block at a time.")] = True,
-    attention: Annotated[bool, typer.Option(help="Also measure what attention sees of q, k and v.")] = True,
-    engine: ENGINE = "auto",
-    device: DEVICE = "auto",
-    overwrite: OVERWRITE = False,
-) -> None:
-    """Same inputs through bf16 and quantised models: how the error grows from block to block, and what attention sees.
-
-    Example: shrinkage propagate --world tiny --out runs/tiny --scenes 4
-    """
-    from analysis.capture.session import pick_scenes
-    from analysis.measure.engine import pick_engine
-    from analysis.results import propagation as results
-    from analysis.results import studies, tables
-    from analysis.results.folder import check_free
-    from analysis.rollout import attention as seen
-    from analysis.rollout import propagation
-    from analysis.sites import find_sites, preset
-    from analysis.worlds.world import get_world
-
-    written = (studies.PROPAGATION, *((studies.ATTENTION,) if attention else ()))
-    check_free(out, overwrite, tuple(table.file for table in written))
-    started = time.time()
-    device, names = pick_device(device), variants.split(",")
-    kernels = pick_engine(names, device, engine)
-    chosen = get_world(world)
-    picked = pick_scenes(chosen, scenes, clips)
-    model = chosen.load(device)
-    sites = find_sites(model, preset(chosen.sites))
-    with progress("recording", scenes * clips) as advance:
-        calls = propagation.record(chosen, model, sites, picked, clips=clips, seed=seed, on_clip=advance)
-    with progress("propagating", len(calls)) as advance:
-        sums = propagation.propagate(
-            model, sites, calls, names, isolated=isolated, engine=engine, on_call=advance
-        )  # fmt: skip
-    info = {
-        "world": chosen.name,
-        "checkpoint_sha256": chosen.checkpoint_sha256(),
-        "scenes": [scene.name for scene in picked],
-        "clips": clips,
-        "seed": seed,
-        "calls": len(calls),
-        "timing": {"wall_s": round(time.time() - started, 1)},
-    }
-    identity = tables.write_info("propagation", info | run_info(names, kernels.name, device), out)
-    found = tables.write(studies.PROPAGATION, results.table(sums), out, identity)
-    if attention:
-        with progress("attention", len(calls)) as advance:
-            errors = seen.attention_errors(model, sites, calls, names, engine=engine, on_call=advance)
-        tables.write(studies.ATTENTION, results.attention_table(errors), out, identity)
-    _print_propagation(found)
-    typer.echo(str(out / studies.PROPAGATION.file))
-
-
-def _print_propagation(found: Any) -> None:
-    """Accumulated error of every kernel, block by block, over all steps."""
-    from analysis.report.text import percent, scientific
-
-    rows = found[(found["quantised"] == "all") & (found["step"] == "all")]
-    table = Table(title="relative MSE and shrinkage of the residual stream", title_justify="left")
-    table.add_column("behind block")
-    variants = list(rows["variant"].unique())
-    for variant in variants:
-        table.add_column(variant, justify="right")
-    for seen_at in rows["seen_at"].unique():
-        at = rows[rows["seen_at"] == seen_at].set_index("variant")
-        cells = [f"{scientific(at.loc[v, 'rel_mse'])}, {percent(at.loc[v, 'shrinkage'])}" for v in variants]
-        table.add_row(str(seen_at), *cells)
-    Console().print(table)
 
 
 def rollout(
@@ -137,7 +58,7 @@ def rollout(
     true: Annotated[Path | None, typer.Option(help="With --frames: the game's own video or folder.")] = None,
     other_seed: Annotated[Path | None, typer.Option(help="With --frames: the bf16 model's with another seed.")] = None,
     clip_frames: Annotated[int, typer.Option(min=1, help="With --frames: frames a point of the drift curve.")] = 40,
-    video: Annotated[bool, typer.Option(help="Write the first scene side by side, as MP4 and animated WebP.")] = True,
+    video: Annotated[bool, typer.Option(help="Show the first scene: sheet, animated WebP, MP4.")] = True,
     engine: ENGINE = "auto",
     device: DEVICE = "auto",
     overwrite: OVERWRITE = False,
@@ -163,8 +84,6 @@ def rollout(
         roles |= {name: path for name, path in (("true", true), ("other_seed", other_seed)) if path is not None}
         scoring = Scoring(chosen, flip_every or 16, workers)
         compared, described, more = _videos(roles, scoring, clip_frames)
-        if video:
-            console.print("with --frames no video is written: the three are there already", highlight=False)
     else:
         compared, described, more = _world(
             out, world, scenes, clips, tuple(range(seed, seed + seeds)), variants, chosen, flip_every, batch, workers,
@@ -220,7 +139,7 @@ def _world(
         "batch": batch,
     }
     if video:
-        _write_videos(out, result.shown, plan.variants[0])
+        _write_pictures(out, result.shown, scenes[0], plan.variants[0])
     return result.frames, result.statistics, info | run_info(list(plan.variants), kernels.name, device)
 
 
@@ -243,27 +162,31 @@ def _videos(roles: dict[str, Path], scoring: Any, clip_frames: int) -> tuple[Any
     return compared, described, info
 
 
-def _write_videos(out: Path, shown: dict[str, Any], subject: str) -> None:
+def _write_pictures(out: Path, shown: dict[str, Any], scene: Any, subject: str) -> None:
+    """The first scene: a sheet, an animated preview and a video, all modes beside each other."""
+    from analysis.results.schema import replacing
     from analysis.rollout import video as videos
+    from analysis.worlds.contact_sheet import contact_sheet
 
     panels = videos.comparison(shown, 0, subject)
-    rate = 17.5
-    videos.write_webp(out / "closed_loop.webp", videos.side_by_side(panels), rate)
+    count = len(panels["bf16"])
+    with replacing(out / "closed_loop.png") as temporary:
+        contact_sheet({"game": scene.frames[:count]} | panels).save(temporary)
+    videos.write_webp(out / "closed_loop.webp", videos.side_by_side(panels), FRAME_RATE)
     try:
-        videos.write_mp4(out / "closed_loop.mp4", videos.side_by_side(panels, scale=4), rate)
+        videos.write_mp4(out / "closed_loop.mp4", videos.side_by_side(panels, scale=4), FRAME_RATE)
     except ValueError as error:
         console.print(f"[bold yellow]warning:[/] no MP4: {error}")
 
 
 def _print(summary: Any) -> None:
     """The PSNR rows over the whole rollout, on stdout."""
-    from analysis.report.text import EMPTY, plain, signed
+    from analysis.report.text import EMPTY, signed
 
     table = Table(title="closed loop: PSNR over all clips, paired by scene", title_justify="left")
     for name in ("kernel", "against", "minus that of"):
         table.add_column(name, no_wrap=True)
-    for name in ("PSNR (dB)", "difference (dB) [95 %]"):
-        table.add_column(name, justify="right", no_wrap=name.startswith("diff"))
+    table.add_column("difference (dB) [95 %]", justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     rows = summary[(summary["metric"] == "psnr_db") & (summary["window"] == "all")]
     for row in rows.to_dict("records"):
@@ -272,7 +195,6 @@ def _print(summary: Any) -> None:
         shown += "" if any(end != end for end in ends) else f" [{', '.join(signed(f'{end:.2f}') for end in ends)}]"
         table.add_row(
             *(str(row[k]) for k in ("variant", "against", "baseline")),
-            plain(row["value"]),
             shown,
             row["verdict"] or EMPTY,
         )

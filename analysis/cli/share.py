@@ -196,7 +196,7 @@ def merge(
     if as_ not in ("auto", "parts", "ranks", "runs"):
         raise ValueError(f"unknown --as {as_!r}; known: auto, parts, ranks, runs")
     folder.check_free(out, overwrite, (*folder.TABLES, sources.PER_RUN, RUN_TABLE))
-    found = sources.find_runs(runs)
+    found = sources.find_runs(runs, out)
     one_run = len({run.run_id for run in found}) == 1
     if as_ in ("parts", "ranks") or (as_ == "auto" and one_run):
         _merge_parts(found, out, as_)
@@ -207,6 +207,7 @@ def merge(
 
     with counting(f"merging {len(found)} runs", len(found)) as advance, writing(out):
         merged = pool.merge_runs(found, out, command_line(), advance)
+        _remove(out, "per_call.parquet")
     if as_ == "auto" and _differ_in_scenes_only(found):
         console.print("[bold]note:[/] these runs differ in their scenes only; --as parts makes one run of them")
     for note in merged.notes:
@@ -217,14 +218,21 @@ def merge(
 
 
 def _merge_parts(found: list[Any], out: Path, as_: str) -> None:
-    from analysis.results import folder, parts
+    from analysis.results import folder, parts, pool, sources
 
     per_call, info = parts.join(found, scenes=as_ == "parts", ranks=as_ == "ranks")
     with writing(out):
         per_layer = folder.write_run_folder(out, per_call, info | {"command": command_line()})
+        _remove(out, sources.PER_RUN, pool.RUNS)
     _headline(per_layer)
     typer.echo(f"{len(found)} parts of one run, {per_call['call'].nunique()} calls")
     typer.echo(str(out / "per_layer.csv"))
+
+
+def _remove(out: Path, *names: str) -> None:
+    """Tables of a run that stood here before: beside the new ones they would contradict them."""
+    for name in names:
+        (out / name).unlink(missing_ok=True)
 
 
 def _differ_in_scenes_only(found: list[Any]) -> bool:
@@ -265,9 +273,9 @@ def import_(
 
     Example: shrinkage import theirs.csv --map layer=Name,rel_mse=MSE --set variant=shipped --out runs/theirs
     """
-    from analysis.results import folder, foreign, schema
+    from analysis.results import folder, foreign, pool, schema, sources
 
-    folder.check_free(out, overwrite)
+    folder.check_free(out, overwrite, (*folder.TABLES, sources.PER_RUN))
     if separator is not None and len(separator.replace("\\t", "\t")) != 1:
         raise ValueError(f"--separator {separator!r}: expected one character, or \\t")
     made = foreign.import_table(
@@ -281,6 +289,7 @@ def import_(
     with writing(out):
         schema.write_per_layer(made.frame, out / schema.PER_LAYER)
         schema.write_run(made.info | {"command": command_line()}, out / schema.RUN)
+        _remove(out, schema.PER_CALL, sources.PER_RUN, pool.RUNS)
     for note in made.notes:
         console.print(f"[bold]note:[/] {escape(note)}", highlight=False)
     filled = [name for name in foreign.MEASURED if made.frame[name].notna().any()]

@@ -54,6 +54,10 @@ def train(
     steps: Annotated[int, typer.Option(min=0, help="Training steps (repeats a recorded run).")] = 0,
     seconds: Annotated[float, typer.Option(min=0, help="Or: as many steps as fit this time.")] = 0.0,
     episodes: Annotated[int, typer.Option(min=1, help="Episodes of game frames to train on.")] = 1000,
+    init: Annotated[Path | None, typer.Option(help="Second stage: folder of the checkpoint to start from.")] = None,
+    own_context: Annotated[
+        float, typer.Option(min=0, max=1, help="Second stage: share of clips whose context the model predicts itself.")
+    ] = 0.0,
     seed: SEED = 0,
     workers: Annotated[int, typer.Option(min=1, help="Processes that play the game.")] = CORES,
     device: DEVICE = "auto",
@@ -76,6 +80,8 @@ def train(
         seconds=seconds,
         seed=seed,
         episodes=episodes,
+        init="" if init is None else str(init),
+        own_context=own_context,
         workers=workers,
         device=chosen,
         compile=chosen != "cpu",

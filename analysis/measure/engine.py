@@ -1,6 +1,6 @@
-"""The two ways of doing a measurement: plain PyTorch anywhere, or the fused Triton passes on a GPU.
+"""The ways of doing a measurement: fused Triton passes on a GPU, blocked PyTorch on a CPU, the reference anywhere.
 
-Both take the same tensors and return the same sums; `pick_engine` chooses Triton on CUDA and the reference on a CPU.
+All take the same tensors and return the same sums; `pick_engine` chooses.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 from analysis import numerics
 from analysis.kernels import registry
 from analysis.measure import stats
+from analysis.measure.rowwise import RowwiseEngine
 
 Quantizer = Callable[[Tensor], tuple[Tensor, Tensor]]  # [M, K] -> codes int8 [M, K], scales fp32 [M]
 
@@ -121,4 +122,8 @@ def pick_engine(variants: Sequence[str], device: torch.device | str, engine: str
         raise ValueError(f"variants must be distinct and at least one, got {list(variants)}")
     quantizers = [registry.quantizer(v, device, engine) for v in variants]
     on_triton = engine == "triton" or (engine == "auto" and torch.device(device).type == "cuda" and registry.TRITON)
-    return TritonEngine(variants, quantizers) if on_triton else ReferenceEngine(quantizers)
+    if on_triton:
+        return TritonEngine(variants, quantizers)
+    if engine == "auto" and torch.device(device).type == "cpu":
+        return RowwiseEngine(variants, quantizers)
+    return ReferenceEngine(quantizers)

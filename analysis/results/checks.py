@@ -54,22 +54,23 @@ class Complaints:
 def _show(value: Any) -> str:
     if pd.isna(value) or value == "":
         return "an empty cell"
-    return repr(value.item() if hasattr(value, "item") else value)
+    return repr(plain(value))
 
 
 def check_rows(frame: pd.DataFrame, file: str, places: Sequence[str]) -> list[Problem]:
     """Problems of a per_layer or per_call frame (all columns of the schema, typed), in the order of the checks."""
     told = Complaints(frame, file, places)
-    _keys(told)
-    _ranges(told)
     measured = frame[schema.SUM_NAMES].notna()
     some = measured.any(axis=1)
-    for name in schema.SUM_NAMES:
-        told.add(some & ~measured[name], name, "a number: the row has other sums")
-    _inequalities(told)
-    if "rel_mse" in frame:
-        _metrics(told, measured.all(axis=1) & frame["in_features"].notna())
-        _intervals(told)
+    with np.errstate(invalid="ignore"):  # roots of what the ranges complain about
+        _keys(told)
+        _ranges(told)
+        for name in schema.SUM_NAMES:
+            told.add(some & ~measured[name], name, "a number: the row has other sums")
+        _inequalities(told)
+        if "rel_mse" in frame:
+            _metrics(told, measured.all(axis=1) & frame["in_features"].notna())
+            _intervals(told)
     return told.problems
 
 
@@ -132,7 +133,12 @@ def _inequalities(told: Complaints) -> None:
 
 def f_at(template: str, values: pd.Series) -> Callable[[int], str]:
     """The template filled with the value of a row."""
-    return lambda at: template.format(values.iloc[at])
+    return lambda at: template.format(plain(values.iloc[at]))
+
+
+def plain(value: Any) -> Any:
+    """A numpy scalar as a Python number, so that it prints as one."""
+    return value.item() if hasattr(value, "item") else value
 
 
 def _metrics(told: Complaints, complete: pd.Series) -> None:

@@ -49,13 +49,13 @@ def open_source(path: str | Path, name: str = "", on_runs: Callable[[int], None]
         frame = schema.read_per_call(path / schema.PER_CALL)
         _one_run(frame, path / schema.PER_CALL)
         labels = frame[["call", "scene", "clip", "step"]].drop_duplicates("call").sort_values("call")
-        clusters = resample.by_cluster(frame["call"], frame)
+        clusters = resample.by_cluster(frame, "call")
         return Source(
             name, _counted(source.table, clusters), clusters, labels.reset_index(drop=True), "calls", source.notes
         )
     if (path / sources.PER_RUN).is_file():
         frame = schema.conform(pd.read_parquet(path / sources.PER_RUN), schema.PER_LAYER_COLUMNS, str(path))
-        clusters = resample.by_cluster(frame["run_id"], frame)
+        clusters = resample.by_cluster(frame, "run_id")
         return Source(name, _counted(source.table, clusters), clusters, None, "runs", source.notes)
     return source
 

@@ -25,6 +25,7 @@ from analysis.results import checks, parts, schema, summary
 from analysis.results.sources import RunFolder
 
 BATCH = 16  # runs a query
+_MOST_WORKERS = 8  # shared storage, not the processor, is what more of them would wait for
 _TYPES = {"string": "VARCHAR", "Int64": "BIGINT", "float64": "DOUBLE"}
 _KEY = schema.PER_LAYER_KEY
 _ORDER = ["reference", "tokens", "block", "attention", "projection", "layer", "variant"]
@@ -49,14 +50,14 @@ def stream(
 
     Args:
         on_runs: called with the number of folders just read.
-        workers: threads; a core each by default.
+        workers: threads; one a core by default, at most 8.
 
     Raises:
         ValueError: a table is damaged, of another run than its run.json, or at odds with the per_layer.csv beside it.
     """
     duckdb()
     jobs = iter(_jobs(runs))
-    count = workers or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else workers or 2
+    count = workers or min(_MOST_WORKERS, os.cpu_count() or 1)
     with ThreadPoolExecutor(count) as pool:
         while wave := list(islice(jobs, count)):
             for job, frame in zip(wave, pool.map(_rows, wave), strict=True):

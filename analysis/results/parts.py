@@ -121,6 +121,9 @@ def _provenance(parts: Sequence[RunFolder], runs: Sequence[RunFolder]) -> dict[s
         info["scenes"] = [scene for run in runs for scene in run.info.get("scenes") or ()]
     info["complete"] = all(bool(i.get("complete", True)) for i in infos)
     info["layers_silent"] = sorted({name for i in infos for name in i.get("layers_silent") or ()})
+    if isinstance(info.get("ranks"), int) and info.get("rank") is not None:
+        info["ranks_missing"] = sorted(set(range(info["ranks"])) - {i.get("rank") for i in infos})
+        info["complete"] = info["complete"] and not info["ranks_missing"]
     for name in ("layers_expected", "layers_found"):
         if any(name in i for i in infos):
             info[name] = max(int(i.get(name, 0)) for i in infos)

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from analysis.results import many, resample, schema, summary
+from analysis.results.checks import plain
 from analysis.results.resample import Clusters
 from analysis.results.sources import PER_RUN, RunFolder, check_compatible
 
@@ -48,7 +49,7 @@ class Pool:
             for name, here, there in zip(schema.LABEL_NAMES, labels, shape, strict=True):
                 if here != there:
                     raise ValueError(
-                        f"layer {layer!r}: {name} is {here!r} in run {run_id}, {there!r} in run {other}; "
+                        f"layer {layer!r}: {name} is {plain(here)!r} in run {run_id}, {plain(there)!r} in run {other}; "
                         "merge runs of one model only"
                     )
         group = frame.groupby(resample.KEY, sort=False, dropna=False).ngroup().to_numpy()
@@ -187,10 +188,12 @@ def _provenance(runs: Sequence[RunFolder], per_layer: pd.DataFrame, command: str
     for run in runs:
         variants |= dict(run.info.get("variants") or {})
     silent = {name for run in runs for name in run.info.get("layers_silent") or ()} - set(per_layer["layer"])
+    scenes = dict.fromkeys(scene for run in runs for scene in run.info.get("scenes") or ())
     return common | {
         "schema_version": schema.SCHEMA_VERSION,
         "run_id": str(per_layer["run_id"].iloc[0]),
         "world": str(first.get("world", "")),
+        "scenes": list(scenes),
         "variants": variants,
         "complete": all(bool(run.info.get("complete", True)) for run in runs),
         "layers_measured": int(per_layer["layer"].nunique()),

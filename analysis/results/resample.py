@@ -3,7 +3,7 @@
 A cluster is what is drawn as a whole: a call within a run, a run within a pool of runs. Draws are seeded, and made in
 pieces, so that memory does not grow with the number of clusters.
 
-    clusters = by_cluster(per_call["call"], per_call)
+    clusters = by_cluster(per_call, "call")
     draws = draw(clusters, ["rel_mse"])["rel_mse"]       # [draws, layers]
 """
 
@@ -37,9 +37,9 @@ class Clusters:
         return self.present.sum(axis=0)
 
 
-def by_cluster(cluster: Sequence[object] | pd.Series, frame: pd.DataFrame) -> Clusters:
-    """Sums of a frame whose rows each belong to a cluster and, by KEY, to a layer. Rows of one cell add."""
-    at, _ = pd.factorize(pd.Series(cluster).reset_index(drop=True), sort=True)
+def by_cluster(frame: pd.DataFrame, cluster: str) -> Clusters:
+    """Sums of a frame whose rows each belong to a cluster (a column) and, by KEY, to a layer. Rows of one cell add."""
+    at, _ = pd.factorize(frame[cluster], sort=True)
     group = frame.groupby(KEY, sort=True, dropna=False)
     layer = group.ngroup().to_numpy()
     keys = frame.iloc[np.unique(layer, return_index=True)[1]]

@@ -279,4 +279,12 @@ def markdown() -> str:
             meaning = c.meaning.replace("|", "\\|")
             lines.append(f"| `{c.name}` | {c.dtype} | {c.unit} | {c.role} | {meaning} |")
         lines.append("")
+    lines += [
+        "## What `shrinkage merge` leaves for several runs",
+        "",
+        "`per_layer.csv` as above, summed over the runs, its intervals over runs instead of calls;",
+        "`per_run.parquet`, the same columns with one row a run, layer and kernel;",
+        "`runs.csv`, the headline of each run and kernel.",
+        "",
+    ]
     return "\n".join(lines)

@@ -60,19 +60,25 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]
 
 
-def find_runs(paths: Sequence[str | Path]) -> list[RunFolder]:
+def find_runs(paths: Sequence[str | Path], out: str | Path | None = None) -> list[RunFolder]:
     """Every run in the given folders, in order of the arguments. Runs in which nothing was measured are left out.
 
+    Args:
+        out: where their merger will stand; a folder below the given ones is passed over if it is this one.
+
     Raises:
-        ValueError: a path is no folder, holds no run, is given twice, or a run lacks what merging needs.
+        ValueError: a path is no folder, holds no run, is given twice or is `out`, or a run lacks what merging needs.
     """
     runs: list[RunFolder] = []
     seen: set[Path] = set()
+    own = None if out is None else Path(out).resolve()
     for given in map(Path, paths):
         if not given.is_dir():
             what = "is a file" if given.exists() else "does not exist"
             raise ValueError(f"{given} {what}; name a run's folder, which holds {schema.PER_CALL} and {schema.RUN}")
-        folders = run_folders(given)
+        if given.resolve() == own:
+            raise ValueError(f"{given} is both merged and written; choose another --out")
+        folders = [folder for folder in run_folders(given) if folder.resolve() != own]
         if not folders:
             raise ValueError(f"{given}: no run in this folder or below it; a run's folder holds {schema.RUN}")
         for folder in folders:

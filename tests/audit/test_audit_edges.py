@@ -11,6 +11,10 @@ from analysis.audit import audit
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
+def defect(kernel, check):
+    return next(finding for finding in audit(kernel, dtypes=[torch.float32]).defects if finding.check == check)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("check", planted.EDGES)
 def test_each_edge_defect_is_named(check, dtype):
@@ -39,15 +43,15 @@ def test_further_defects(kernel, check):
 
 
 def test_findings_say_what_was_given_what_came_and_what_should_have_come():
-    finding = next(f for f in audit(planted.tail_truncates, dtypes=[torch.float32]).defects if f.check == "positions")
+    finding = defect(planted.tail_truncates, "positions")
     assert "K = 17" in finding.input and finding.got == "columns 16 round by truncate, the others by half_even"
-    wrap = next(f for f in audit(planted.wraps, dtypes=[torch.float32]).defects if f.check == "wrap")
+    wrap = defect(planted.wraps, "wrap")
     assert "code -128" in wrap.got and wrap.expected == "code 127"
     leak = next(
         f for f in audit(planted.zero_row_leak, dtypes=[torch.float32]).defects if f.check == "row_independence"
     )
     assert "rows [3, 15] zero" in leak.input and "other rows changed" in leak.got
-    lost = next(f for f in audit(planted.unwritten, dtypes=[torch.float32]).defects if f.check == "unwritten")
+    lost = defect(planted.unwritten, "unwritten")
     assert "16 of 8192 codes never written, first at [(0, 511)" in lost.got
 
 

@@ -6,9 +6,12 @@ import planted_torch as planted
 import pytest
 import torch
 
-from analysis.audit import CannotAudit, audit
+from analysis.audit import CannotAudit, audit, edge_shapes, edge_values
+from analysis.audit.call import perform
 from analysis.audit.grid import FP8, INT8
+from analysis.audit.judge import judge
 from analysis.audit.layout import Told, find_layout
+from analysis.audit.runner import LocalRunner
 
 
 def grouped(x, group=32):
@@ -151,6 +154,51 @@ def test_fp8_indices_are_half_steps_apart_and_ties_go_to_even_mantissas():
     assert torch.equal(FP8.value(FP8.position(-middle)), -middle)
     nearest = middle.float().to(torch.float8_e4m3fn)
     assert torch.equal(FP8.index(nearest), torch.round(FP8.position(middle)).long())
+
+
+class PretendsCuda(LocalRunner):
+    """PyTorch converts to fp8 correctly on a CPU too: this tests the judgement without a GPU."""
+
+    def run(self, call):
+        return perform(self.function, call, "cpu")
+
+
+def fp8(x, narrow=torch.float32, scale_dtype=torch.float32, shorten=False):
+    scale = (x.float().abs().amax(dim=1) / 448.0).clamp(min=1e-12)
+    s = (x.float() / scale[:, None]).to(narrow).float().clamp(-448, 448)
+    if shorten:  # drop the mantissa bits that fp8 has not
+        s = torch.where(
+            s.abs() < 2**-6, torch.trunc(s * 512) / 512, (s.view(torch.int32) & -(1 << 20)).view(torch.float)
+        )
+    return s.to(torch.float8_e4m3fn), scale.to(scale_dtype)
+
+
+@pytest.mark.parametrize(
+    ("options", "rounding"),
+    [
+        ({}, "half_even"),
+        ({"narrow": torch.bfloat16}, "double_rounded"),
+        ({"narrow": torch.float16}, "double_rounded"),
+        ({"shorten": True}, "truncate"),
+    ],
+    ids=str,
+)
+def test_fp8_roundings(options, rounding):
+    subject = judge(PretendsCuda(lambda x: fp8(x, **options), "cuda"), torch.float32, Told(), seed=0, shape=(8, 256))
+    assert subject.rounding == rounding and subject.grid is FP8
+    for check in (*edge_values.CHECKS, *edge_shapes.CHECKS):
+        check(subject)
+    assert {finding.check for finding in subject.findings if finding.severity == "defect"} <= {"rounding"}
+
+
+def test_an_fp8_zero_row_of_nan_is_a_defect():
+    def no_guard(x):
+        scale = x.float().abs().amax(dim=1) / 448.0
+        return (x.float() / scale[:, None]).to(torch.float8_e4m3fn), scale
+
+    subject = judge(PretendsCuda(no_guard, "cuda"), torch.bfloat16, Told(), seed=0, shape=(8, 256))
+    edge_values.zero_row(subject)
+    assert [finding.check for finding in subject.findings] == ["zero_row"]
 
 
 def test_fp8_is_refused_on_the_cpu():

@@ -36,27 +36,28 @@ def write(folder, text, name="script.py"):
 
 
 def forked(folder, words, out="run", **options):
-    """Attach in a forked child (quicker than a new process) -> (exit code, signal, stdout, stderr, folder)."""
+    """Attach in a forked child (quicker than a new process) -> (exit code, stdout, stderr, folder of the tables)."""
     pid = os.fork()
     if pid == 0:
+        code = 99
         try:
             torch.set_num_threads(1)
             for number, name in ((1, "stdout"), (2, "stderr")):
                 os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
             sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
             settings = {"out": folder / out, "pattern": PRESETS["wan"]} | options
-            session = Session(Options(**settings), script_target([str(w) for w in words]), lambda t: print(t, file=sys.stderr))
+            target = script_target([str(w) for w in words])
+            session = Session(Options(**settings), target, lambda text: sys.stderr.write(text + "\n"))
             code = session.run()
-            print(session.problem, file=sys.stderr)
+            sys.stderr.write(session.problem)
         except BaseException as error:
-            print(f"escaped: {type(error).__name__}: {error}", file=sys.stderr)
-            code = 99
-        sys.stdout.flush(), sys.stderr.flush()
+            sys.stderr.write(f"escaped: {type(error).__name__}: {error}")
+        sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(code)
     _, status = os.waitpid(pid, 0)
-    texts = [(folder / name).read_text() for name in ("stdout", "stderr")]
     code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
-    return code, *texts, folder / out
+    return code, (folder / "stdout").read_text(), (folder / "stderr").read_text(), folder / out
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +159,7 @@ def test_layers_that_never_fire_are_listed(tmp_path):
 
 def test_a_hook_that_fails_lets_the_script_go_on(tmp_path):
     body = "print(call(0).sum().item())\nprint('after')\n"
-    code, stdout, stderr, out = forked(
+    code, stdout, stderr, _ = forked(
         tmp_path, [write(tmp_path, MODEL + body)], pattern=SitePattern("--sites", r"blocks\.0\.norm1|.*\.q")
     )
     assert code == 1 and stdout.endswith("after\n") and "a LayerNorm, not a linear layer" in stderr
@@ -184,7 +185,7 @@ def test_what_cannot_be_run(monkeypatch, words, error, message):
 
 def test_options_that_cannot_be_met_say_so_before_the_script_runs(tmp_path):
     target = Target((), module="this")
-    with pytest.raises(ValueError, match="'seq_lens', 'grid_sizes'.*not for 'hf-bert'; use --tokens all"):
+    with pytest.raises(ValueError, match=r"'seq_lens', 'grid_sizes'.*not for 'hf-bert'; use --tokens all"):
         Options(tmp_path, PRESETS["hf-bert"], tokens="valid")
     (tmp_path / schema.RUN).write_text("{}")
     with pytest.raises(FileExistsError, match=r"already holds run.json; choose another --out"):

@@ -1,5 +1,6 @@
 """The watcher: whatever a script does to its models, layers are found, named once, and nothing changes."""
 
+import contextlib
 import copy
 import gc
 import io
@@ -221,10 +222,8 @@ def test_a_forward_pass_that_raises_is_discarded_and_the_next_counts():
     model = ToyModel()
     with Watching() as watching:
         for context in (5, 7, 5):
-            try:
+            with contextlib.suppress(RuntimeError):
                 model(inputs()[0], torch.randn(1, 5, 48 if context == 5 else 7))
-            except RuntimeError:
-                pass
     assert watching.sink.calls == 2 and sorted(watching.table()["call"].unique()) == [0, 1]
 
 
@@ -373,3 +372,17 @@ def test_a_rank_with_a_part_of_the_sequence_knows_where_it_starts(monkeypatch):
         ranks.append([int(rows["blocks.0.self_attn.q", t]) for t in ("all", "valid")])
         assert watching.watcher.padding.replicated == {"blocks.0.cross_attn.k", "blocks.0.cross_attn.v"}
     assert ranks == [[6, 6], [6, 2]]
+
+
+@torch.no_grad()
+def test_a_paused_watcher_goes_on_and_a_removed_one_can_start_again():
+    model = Padded()
+    watching = Watching(tokens="both")
+    for end in (watching.watcher.pause, watching.watcher.pause, watching.watcher.remove, watching.watcher.remove):
+        watching.watcher.install()
+        model(inputs()[0], (9,))
+        end()
+        assert not torch.nn.modules.module._has_any_global_hook()
+        model(inputs()[0], (9,))
+    assert watching.sink.calls == 4 and not watching.watcher.stopped
+    assert len(watching.table()) == 8 * 2 * 2 * 4 and not model.blocks[0]._forward_pre_hooks

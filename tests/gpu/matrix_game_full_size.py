@@ -1,4 +1,4 @@
-"""A user's script: Matrix-Game-3.0's own network at full size with random weights, in an imitation of its generate loop.
+"""A user's script: Matrix-Game-3.0's own network at full size, with random weights, in a loop like its generate.
 
 It knows nothing of this project. It needs a checkout of the model's code (the folder that holds `wan/`), and prints one
 line per forward pass. Weights are drawn on the device from the seed; FlashAttention and diffusers are replaced by SDPA
@@ -78,7 +78,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, k_lens: Tensor | None = None, **_) -> 
 
 
 def build(upstream, shape: Shape, device: str, seed: int) -> nn.Module:
-    """WanModel in bf16 on `device`, every parameter drawn there from the seed (upstream's init leaves an empty head)."""
+    """WanModel in bf16 on `device`, every parameter drawn there from the seed (upstream's init leaves a zero head)."""
     head = shape.action_dim // shape.action_heads
     rope = [head // 8, head // 16 * 7, head // 16 * 7] if head % 16 == 0 and head > 16 else [4, 6, 6]
     action = {
@@ -124,7 +124,9 @@ def make_parallel(model: nn.Module, fsdp: bool) -> nn.Module:
     model.forward = types.MethodType(parallel.sp_dit_forward, model)
     if not fsdp:
         return model
-    return importlib.import_module("wan.distributed.fsdp").shard_model(model, device_id=torch.cuda.current_device())
+    shard = importlib.import_module("wan.distributed.fsdp").shard_model
+    # Every rank drew the same weights, so there is nothing to broadcast (and a CPU could not).
+    return shard(model, device_id=torch.cuda.current_device(), sync_module_states=False)
 
 
 class Rollout:
@@ -206,6 +208,18 @@ def cast_to_weight(linear):
     return lambda x, w, bias=None: linear(x.to(w.dtype), w, bias).to(x.dtype)
 
 
+def set_up(small: bool, sequence_parallel: bool) -> str:
+    """The device of this process, ready; the process group, if one is needed."""
+    device = "cpu" if small else f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+    if small:
+        F.linear, torch.cuda.current_device = cast_to_weight(F.linear), lambda: torch.device("cpu")
+    else:
+        torch.cuda.set_device(device)
+    if sequence_parallel:
+        dist.init_process_group("gloo" if small else "nccl")
+    return device
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repo", type=Path, required=True)
@@ -220,14 +234,7 @@ def main() -> None:
     parser.add_argument("--result", type=Path, help="write times and the hash of the last latents here")
     args = parser.parse_args()
     rank = int(os.environ.get("RANK", 0))
-    device = "cpu" if args.small else f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
-    if args.small:
-        F.linear, torch.cuda.current_device = cast_to_weight(F.linear), lambda: "cpu"
-    else:
-        torch.cuda.set_device(device)
-    if args.sequence_parallel:
-        dist.init_process_group("gloo" if args.small else "nccl")
-
+    device = set_up(args.small, args.sequence_parallel)
     shape, size = (SMALL, "small") if args.small else (FULL, args.size)
     model = build(load_upstream(args.repo), shape, device, args.seed)
     parameters = sum(p.numel() for p in model.parameters())

@@ -27,25 +27,22 @@ def layer(m: int, n: int, k: int, device: str, y_dtype: torch.dtype = torch.bflo
 def check(m: int, n: int, k: int, device: str, y_dtype: torch.dtype = torch.bfloat16, blocks=None) -> None:
     args = layer(m, n, k, device, y_dtype)
     weight = torch.rand(n, device=device) + 0.5
-    for bias in (args["bias"], None):
-        for norm in ((weight, 1e-6), None):
-            sums = pair.pair_error_sums(**(args | {"bias": bias}), norm=norm, blocks=blocks)
-            yqs = [
-                gemm.int8_linear(args[a], args[f"{a}_scales"], args["b"], args["b_scales"], bias) for a in ("a0", "a1")
-            ]
-            for expected in (
-                error_sums.output_sums(yqs, args["y"], bias, args["groups"], norm),
-                stats.output_sums(yqs, args["y"], bias, args["groups"], norm),
-            ):
-                assert sums.shape == expected.shape and torch.isfinite(sums).all()
-                scale = expected.abs()
-                scale[..., 2] = (expected[..., 0] * expected[..., 1]).sqrt()
-                scale[..., 4] = (expected[..., 3] * expected[..., 1]).sqrt()
-                tolerance = torch.tensor([1e-6] * 7 + [1e-5], device=device, dtype=torch.float64)
-                assert ((sums - expected).abs() <= tolerance * scale).all(), ((sums - expected) / scale).tolist()
+    for bias, norm in [(args["bias"], (weight, 1e-6)), (None, None), (args["bias"], None)]:
+        sums = pair.pair_error_sums(**(args | {"bias": bias}), norm=norm, blocks=blocks)
+        yqs = [gemm.int8_linear(args[a], args[f"{a}_scales"], args["b"], args["b_scales"], bias) for a in ("a0", "a1")]
+        for expected in (
+            error_sums.output_sums(yqs, args["y"], bias, args["groups"], norm),
+            stats.output_sums(yqs, args["y"], bias, args["groups"], norm),
+        ):
+            assert sums.shape == expected.shape and torch.isfinite(sums).all()
+            scale = expected.abs()
+            scale[..., 2] = (expected[..., 0] * expected[..., 1]).sqrt()
+            scale[..., 4] = (expected[..., 3] * expected[..., 1]).sqrt()
+            tolerance = torch.tensor([1e-6] * 7 + [1e-5], device=device, dtype=torch.float64)
+            assert ((sums - expected).abs() <= tolerance * scale).all(), ((sums - expected) / scale).tolist()
 
 
-@pytest.mark.parametrize("size", [(1, 40, 17), (40, 70, 130), (70, 33, 64)])
+@pytest.mark.parametrize("size", [(1, 40, 17), (33, 40, 130), (12, 33, 64)])
 def test_equal_to_two_layers_and_their_sums(size, device):
     check(*size, device)
 

@@ -32,7 +32,7 @@ def assert_sums(p: quantize.QuantizedPass, x: torch.Tensor, groups: torch.Tensor
             assert abs(sums[g - 1, 0] - expected[g - 1, 0]) <= bound
             # the sum of squares in fp64 throughout: the reference squares in fp32
             square = ((codes.double() - s.double())[kept == g] ** 2).sum()
-            assert abs(sums[g - 1, 1] - square) <= 1e-6 * square
+            assert abs(sums[g - 1, 1] - square) <= 1e-6 * square + 1e-30  # fp32 squares vanish below 1e-38
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -72,7 +72,7 @@ def test_rows_that_are_not_finite_are_counted_and_left_out(device):
 
 
 def test_order_single_variants_strides_and_empty_inputs(device):
-    x, groups = sample(9, 30).to(device), groups_of(9, device)
+    x, groups = sample(9, 12).to(device), groups_of(9, device)
     both, turned = (quantize.quantize_pass(x, r, groups) for r in (BOTH, BOTH[::-1]))
     assert same(both.code_sums, turned.code_sums.flip(0)) and same(both.codes[0], turned.codes[1])
     for i, rounding in enumerate(BOTH):
@@ -84,7 +84,7 @@ def test_order_single_variants_strides_and_empty_inputs(device):
         assert same(p.x_bf16, view.to(torch.bfloat16))
         assert_sums(p, view, groups_of(len(view), device))
     empty = quantize.quantize_pass(x[:0], BOTH, groups[:0])
-    assert empty.x_bf16.shape == (0, 30) and (empty.row_sums == 0).all() and (empty.code_sums == 0).all()
+    assert empty.x_bf16.shape == (0, 12) and (empty.row_sums == 0).all() and (empty.code_sums == 0).all()
 
 
 def test_two_runs_give_the_same_bits(device):

@@ -7,7 +7,7 @@ import torch
 
 from analysis.measure.replay import Layer, Replay
 from analysis.measure.stats import ALL_SUMS
-from analysis.measure.theory import PAIRS, PARTS, SUMS, Theory
+from analysis.measure.theory import PAIRS, PARTS, SUMS, Theory, rounding_energy
 from analysis.results import studies, tables, theory
 from analysis.sites import Site
 
@@ -89,3 +89,26 @@ def test_zero_input_and_bf16_input_are_finite():
     lay = layer(k=96)
     for x in (torch.zeros(5, 96), inputs(20, 96).bfloat16()):
         assert np.isfinite(Theory(rows=None).measure(lay, x).numpy()).all()
+
+
+def test_rounding_two_nearly_equal_values_by_simulation():
+    generator = torch.Generator().manual_seed(0)
+    where = torch.rand(400_000, generator=generator, dtype=torch.float64)
+    normal = torch.randn(400_000, generator=generator, dtype=torch.float64)
+    for mean, std in ((0.0, 0.02), (0.05, 0.01), (0.3, 0.3), (0.0, 1.0), (2.4, 0.1), (0.5, 0.0)):
+        e = mean + std * normal
+        rounded = (where + e).round() - where.round()
+        added = float((rounded**2).mean() - (e**2).mean())
+        one = torch.ones(1, dtype=torch.float64)
+        predicted = float(rounding_energy(mean * one, std * one, one))
+        assert predicted == pytest.approx(added, abs=0.012), (mean, std)
+    zero = torch.zeros(1, dtype=torch.float64)
+    assert rounding_energy(zero, zero, one) == 0 and rounding_energy(one, one, zero) == 0
+
+
+def test_a_large_bias_hides_the_rounding_that_both_outputs_share():
+    """Outputs near 64 are rounded to steps of 0.25 or 0.5: far more than the error, but mostly alike in both."""
+    lay = layer(k=96)
+    lay.bias.fill_(64.0)
+    found = measured(lay, inputs(k=96))
+    assert found["residual"].abs().max() < 0.25, "independent rounding would be off by a factor of 8"

@@ -25,15 +25,12 @@ It is not a game engine: long rollouts drift from the true path.
 | weights | `{weights}`, bfloat16, {parameters:,} parameters, SHA-256 `{sha}` |
 | network | width {dim}, {blocks} blocks, {heads} heads, patch {patch}, frames: {context} shown, {clip} predicted |
 | frames | {width} x {height}, {map} of `{game}`, gamma and two tics a frame as in `analysis/worlds/tiny/data.py` |
-| training set | {episodes} episodes x {length} frames = {frames:,}, seed {seed}, SHA-256 `{data}` |
-| training | {steps:,} steps of {batch} clips, AdamW {rate:g}, average {ema:g} |
-| run | {seconds:.0f} s in all, with data and evaluation, on {hardware}, torch {torch} |
-| loss | {loss} (mean velocity error of the last {every:,} steps) |
+{stages}
 | sampler | {sampler_steps} Euler steps, shift {shift:g} |
 
-## Held-out episodes
+## Held-out scenes
 
-Indices {first} to {last}, never trained on, of the same map. PSNR of the first predicted clip against the game's
+Episodes {first} to {last}, never trained on, of the same map. PSNR of the first predicted clip against the game's
 frames, mean over {scenes} scenes, with the weights as saved. Repeating the last context frame gives {still:.2f} dB.
 
 | steps | shift | PSNR (dB) | standard error (dB) |
@@ -44,9 +41,12 @@ Closed loop, PSNR in dB by clip, mean over {rolled}: {rollout}.
 
 ## Repeat
 
-`python -m analysis.worlds.tiny.train --out OUT --steps {steps} --seed {seed} --episodes {episodes} \
---frames-per-episode {length} --batch {batch}` (needs `vizdoom`). The frames are reproduced bit by bit; the weights are
-not where a GPU adds in another order.
+```sh
+{commands}
+```
+
+This needs the extra `train`. The frames are reproduced bit by bit; the weights only as far as the GPU adds in the
+same order.
 
 ## Licence
 
@@ -54,11 +54,51 @@ The frames show Freedoom, whose notice is in `FREEDOOM-LICENSE.txt` and travels 
 """
 
 
+_STAGE = """| stage {index}: frames | {episodes} episodes of {length} ({frames:,}), seed {seed}, SHA-256 `{data}` |
+| stage {index}: training | {steps:,} steps of {batch} clips, AdamW {rate:g}, average {ema:g}, own context {own:g} |
+| stage {index}: run | {seconds:.0f} s with data and evaluation, {hardware}, torch {torch}; last loss {loss:.4f} |"""
+_COMMAND = (
+    "python -m analysis.worlds.tiny.train --out {out} --steps {steps} --seed {seed} --episodes {episodes} "
+    "--learning-rate {rate:g} --warm-up {warm_up} --decay {decay:g} --ema {ema:g} --own-context {own:g}{init}"
+)
+
+
+def _stages(card: dict[str, Any]) -> list[dict[str, Any]]:
+    """What differs between the stages of a training, first to last."""
+    stages = []
+    for index, stage in enumerate([card["first_stage"], card] if "first_stage" in card else [card], start=1):
+        training = stage["training"]
+        stages.append(
+            {
+                "index": index,
+                "out": f"stage-{index}",
+                "init": f" --init stage-{index - 1}" if index > 1 else "",
+                "episodes": training["episodes"],
+                "length": training["frames_per_episode"],
+                "frames": stage["frames"],
+                "seed": training["seed"],
+                "data": stage["data_sha256"],
+                "steps": stage["steps"],
+                "batch": training["batch"],
+                "rate": training["learning_rate"],
+                "warm_up": training["warm_up"],
+                "decay": training["decay"],
+                "ema": training["ema"],
+                "own": training.get("own_context", 0.0),
+                "seconds": stage["seconds"],
+                "hardware": stage["hardware"],
+                "torch": stage["torch"],
+                "loss": stage["log"][-1]["loss"],
+            }
+        )
+    return stages
+
+
 def render(card: dict[str, Any]) -> str:
     """The text for a finished training's card. Raises ValueError when the evaluation is missing."""
     if "held_out" not in card:
         raise ValueError("the card has no 'held_out' table; the training was stopped before its evaluation")
-    model, training = card["model"], card["training"]
+    model, stages = card["model"], _stages(card)
     table = "\n".join(
         f"| {row['steps']} | {row['shift']:g} | {row['psnr_db']:.2f} | {row['psnr_sem_db']:.2f} |"
         for row in card["held_out"]
@@ -78,20 +118,8 @@ def render(card: dict[str, Any]) -> str:
         height=model["height"],
         map=card["map"],
         game=card["game"],
-        episodes=training["episodes"],
-        length=training["frames_per_episode"],
-        frames=card["frames"],
-        seed=training["seed"],
-        data=card["data_sha256"],
-        steps=card["steps"],
-        batch=training["batch"],
-        rate=training["learning_rate"],
-        ema=training["ema"],
-        seconds=card["seconds"],
-        hardware=card["hardware"],
-        torch=card["torch"],
-        loss=f"{card['log'][-1]['loss']:.4f}",
-        every=training["eval_every"],
+        stages="\n".join(_STAGE.format(**stage) for stage in stages),
+        commands="\n".join(_COMMAND.format(**stage) for stage in stages),
         sampler_steps=card["sampler"]["steps"],
         shift=card["sampler"]["shift"],
         first=first,

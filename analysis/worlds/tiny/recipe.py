@@ -41,8 +41,8 @@ class TrainConfig:
     eval_scenes: int = 96
     scenes: int = 16
     clips: int = 16
-    sampler_steps: int = 3
-    sampler_shift: float = 2.0
+    sampler_steps: int = 8
+    sampler_shift: float = 1.0
     device: str = "cuda"
     compile: bool = True
     model: TinyConfig = field(default_factory=TinyConfig)

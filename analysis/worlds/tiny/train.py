@@ -1,7 +1,9 @@
 """Train TinyWorld on game frames: `python -m analysis.worlds.tiny.train --out runs/tiny --seconds 900`.
 
-Everything is seeded. With `--seconds` the first steps are timed and the number of steps is then fixed, so that training
-ends in time; the number is recorded, and `--steps` with it repeats the schedule. Needs `vizdoom`; one GPU is enough.
+Two stages: the second (`--init FIRST --own-context 0.6`) starts from the first's checkpoint and lets the model predict
+its own context for most clips, so that closed loops keep their walls and textures. Everything is seeded. With
+`--seconds` the first steps are timed and the number of steps is then fixed, so that training ends in time; the number
+is recorded, and `--steps` with it repeats the schedule. Needs `vizdoom`; one GPU is enough.
 
 The network predicts the clean clip; the loss is the squared error of the velocity (x_t - x_0) / max(t, 0.05).
 
@@ -28,7 +30,7 @@ import torch
 from torch import Tensor
 
 from analysis.worlds.tiny import data, evaluate
-from analysis.worlds.tiny.checkpoint import load_checkpoint, save_checkpoint
+from analysis.worlds.tiny.checkpoint import load_checkpoint, read_card, save_checkpoint
 from analysis.worlds.tiny.model import TinyConfig, TinyModel
 from analysis.worlds.tiny.recipe import Batches, TrainConfig, learning_rate, velocity_loss
 from analysis.worlds.tiny.scenes import HELD_OUT, save_scenes
@@ -177,7 +179,7 @@ class Trainer:
 
     def save(self, facts: dict[str, Any]) -> dict[str, Any]:
         """Checkpoint of the averaged weights with everything known so far."""
-        training = {key: value for key, value in asdict(self.config).items() if key != "model"}
+        training = {key: value for key, value in asdict(self.config).items() if key not in ("model", "init")}
         card = {
             "seconds": round(self.elapsed(), 1),
             "sampler": {"steps": self.config.sampler_steps, "shift": self.config.sampler_shift},
@@ -185,6 +187,8 @@ class Trainer:
             "training": training,
             "log": self.records,
         }
+        if self.config.init:
+            card["first_stage"] = read_card(Path(self.config.init))
         return save_checkpoint(self.out, self.average, card)
 
 
