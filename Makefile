@@ -11,6 +11,7 @@ export PYTHONHASHSEED := 0
 report: $(STAMP)
 	$(BIN)/shrinkage measure --world tiny --out reports/tiny-world --overwrite
 	$(BIN)/shrinkage report reports/tiny-world --out reports/tiny-world
+	$(BIN)/python -m analysis.report.readme
 
 test: check
 
@@ -18,7 +19,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 format: $(STAMP)
 	$(BIN)/ruff format .

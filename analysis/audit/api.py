@@ -145,7 +145,8 @@ def _subjects(
         except CannotAudit as error:
             first = first or error
             got = str(error).splitlines()
-            refused.append(Finding("dtype", NOTE, f"{short(dtype)} input", f"{got[0]} {got[-1]}", "codes", ()))
+            severity = DEFECT if error.fatal else NOTE
+            refused.append(Finding("dtype", severity, f"{short(dtype)} input", f"{got[0]} {got[-1]}", "codes", ()))
             continue
         subjects.append(subject)
         checks: tuple[Callable[[Subject], None], ...] = (*edge_values.CHECKS, *edge_shapes.CHECKS)

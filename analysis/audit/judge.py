@@ -6,6 +6,7 @@ subject.rounding, subject.figures, subject.findings
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import torch
@@ -22,6 +23,8 @@ from analysis.audit.runner import CannotAudit, Runner
 from analysis.audit.subject import Subject, describe, short
 
 SHAPES = ((16, 512), (128, 512), (256, 128), (128, 1024))
+INTERPRETED = ((8, 512), *SHAPES)  # a program takes milliseconds there
+FATAL = ("crashed", "hung")
 Pair = tuple[Tensor, Outcome]
 
 
@@ -61,13 +64,16 @@ def _first_contact(
 ) -> tuple[Subject, Tensor, Outcome]:
     """The first base shape that the target accepts."""
     failures = []
-    for m, k in [shape] if shape is not None else SHAPES:
+    for m, k in [shape] if shape is not None else INTERPRETED if runner.interpreted() else SHAPES:
         x = probes.spread(m, k, dtype, generator)
         outcome = runner.run(Call(x))
         if outcome.ok:
             assert outcome.codes is not None
             grid = grid_of(outcome.codes.dtype)
             assert grid is not None
+            if shape is None and runner.interpreted() and (m, k) == SHAPES[0]:
+                with contextlib.suppress(CannotAudit):  # known only now to be slow
+                    return _first_contact(runner, dtype, generator, INTERPRETED[0])
             if grid is not INT8 and runner.device == "cpu":
                 raise CannotAudit(
                     f"{runner.target} returns {grid.name}: fp8 is audited on CUDA only, because the Triton interpreter "
@@ -77,7 +83,8 @@ def _first_contact(
         failures.append(f"[{m}, {k}] {outcome.kind}: {outcome.detail}")
         if outcome.kind in ("malformed", "hung", "not run"):
             break
-    raise CannotAudit(f"{runner.target} gives no codes for {short(dtype)} input\n{failures[0]}")
+    text = f"{runner.target} gives no codes for {short(dtype)} input\n{failures[0]}"
+    raise CannotAudit(text, fatal=outcome.kind in FATAL)
 
 
 def _read_scales(subject: Subject, x: Tensor, outcome: Outcome, told: Told) -> None:
@@ -113,7 +120,8 @@ def _random(subject: Subject, make: probes.Maker) -> list[Pair]:
 
 def _require(outcome: Outcome) -> Outcome:
     if not outcome.ok:
-        raise CannotAudit(f"the target failed on an ordinary input: {outcome.kind}\n{outcome.detail}")
+        text = f"the target failed on an ordinary input: {outcome.kind}\n{outcome.detail}"
+        raise CannotAudit(text, fatal=outcome.kind in FATAL)
     return outcome
 
 

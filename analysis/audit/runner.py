@@ -26,7 +26,14 @@ MAX_DEATHS = 4
 
 
 class CannotAudit(ValueError):
-    """The target gives nothing to judge: it does not import, never returns codes, or returns what is not understood."""
+    """The target gives nothing to judge: it does not import, never returns codes, or returns what is not understood.
+
+    `fatal`: it ended or hung its process on an ordinary input.
+    """
+
+    def __init__(self, message: str, fatal: bool = False) -> None:
+        super().__init__(message)
+        self.fatal = fatal
 
 
 class Runner(Protocol):

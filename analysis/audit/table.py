@@ -62,6 +62,22 @@ def write(paths: Iterable[Path], out: Path) -> pd.DataFrame:
     return frame
 
 
+def notes() -> str:
+    """What `data/kernel-audits.md` says: how the table is made and what its columns mean."""
+    lines = [
+        "# Audits of public quantisers",
+        "",
+        "`kernel-audits.csv` has one row a kernel and device. It is written by `analysis.audit.table` from reports of",
+        "`shrinkage audit`; the kernels themselves are not part of this project. Codes are compared with the input",
+        "rounded in fp64, and figures are those of the worst input dtype.",
+        "",
+        "| column | meaning |",
+        "| --- | --- |",
+        *(f"| `{name}` | {meaning} |" for name, meaning in COLUMNS.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def _row(report: dict[str, Any]) -> dict[str, Any]:
     source, figures, versions = report["source"], report["figures"], report["versions"]
     where, _, function = report["target"].rpartition(":")

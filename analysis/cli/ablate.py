@@ -41,6 +41,7 @@ def ablate(
         str | None, typer.Option(help="Comma-separated; default: all. An unknown one lists them.")
     ] = None,
     rows: Annotated[int, typer.Option(min=1, help="Rows of each input that are measured, seeded.")] = 128,
+    every: Annotated[int, typer.Option(min=1, help="Measure every Nth forward pass.")] = 1,
     theory: Annotated[bool, typer.Option(help="Also compare with the closed forms and take the error apart.")] = True,
     device: DEVICE = "auto",
     overwrite: OVERWRITE = False,
@@ -60,12 +61,17 @@ def ablate(
     started = time.time()
     device = pick_device(device)
     ablation = Ablation(factors.split(",") if factors else None, rows, seed)
-    collector = Collector([ablation, *([Theory(max(1, rows // 2), seed)] if theory else [])])
+    collector = Collector([ablation, *([Theory(max(1, rows // 4), seed)] if theory else [])], every)
     if store is None:
         info = _online(collector, world, scenes, clips, seed, device)
     else:
         info = _stored(collector, store, device)
-    info |= {"rows": rows, "factors": sorted({change.factor for change in ablation.changes}), "seed": seed}
+    info |= {
+        "rows": rows,
+        "every": every,
+        "factors": sorted({change.factor for change in ablation.changes}),
+        "seed": seed,
+    }
     info |= _provenance(device) | {"timing": {"wall_s": round(time.time() - started, 1)}}
     identity = tables.write_info("ablation", info, out)
     found = tables.write(studies.ABLATION, _ablation_table(collector, ablation), out, identity)

@@ -30,7 +30,7 @@ VARIANTS = Annotated[str, typer.Option(help="Quantisers, comma-separated: shippe
 TOKENS = Annotated[str, typer.Option(help="all, valid (without padding) or both.")]
 OVERWRITE = Annotated[bool, typer.Option("--overwrite", help="Replace a run that is already there.")]
 
-DEFAULT_SCENES, DEFAULT_CLIPS = 2, 8
+DEFAULT_SCENES, DEFAULT_CLIPS = 2, 4
 INTERRUPTED = 130
 
 
@@ -132,7 +132,8 @@ def print_headline(per_layer: Any) -> None:
             f"{row['mean_cosine']:+.3f} ({row['min_cosine']:+.3f} .. {row['max_cosine']:+.3f})",
             f"{100 * row['mean_shrinkage']:+.3f} %",
         )
-    Console().print(table)
+    out = Console()
+    (out if out.is_terminal else Console(width=130)).print(table)
 
 
 def measure(

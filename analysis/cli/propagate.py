@@ -35,6 +35,7 @@ def propagate(
     clips: Annotated[int, typer.Option(min=1, help="Clips per scene.")] = 1,
     seed: SEED = 0,
     variants: VARIANTS = "shipped,fixed",
+    every: Annotated[int, typer.Option(min=1, help="Use every Nth forward pass.")] = 1,
     isolated: Annotated[bool, typer.Option(help="Also quantise one block at a time.")] = True,
     attention: Annotated[bool, typer.Option(help="Also measure what attention sees of q, k and v.")] = True,
     engine: ENGINE = "auto",
@@ -66,6 +67,7 @@ def propagate(
     sites = find_sites(model, preset(chosen.sites))
     with progress("recording", scenes * clips) as advance:
         calls = propagation.record(chosen, model, sites, picked, clips=clips, seed=seed, on_clip=advance)
+    calls = calls[::every]
     with progress("propagating", len(calls)) as advance:
         sums = propagation.propagate(
             model, sites, calls, names, isolated=isolated, engine=engine, on_call=advance
@@ -77,6 +79,7 @@ def propagate(
         "clips": clips,
         "seed": seed,
         "calls": len(calls),
+        "every": every,
         "timing": {"wall_s": round(time.time() - started, 1)},
     }
     identity = tables.write_info("propagation", info | run_info(names, kernels.name, device), out)

@@ -26,28 +26,33 @@ MAX_AT = stats.OUTPUT_SUMS.index("max_abs_e")
 
 
 class _Buffers:
-    """fp32 and bool scratch [rows, columns], made once per width: fresh memory costs more than the arithmetic."""
+    """fp32 scratch [rows, columns], made once per width: fresh memory costs more than the arithmetic."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[int, int, str, torch.dtype], Tensor] = {}
+        self._kept: dict[tuple[int, str], Tensor] = {}
 
     def blocks(self, rows: int, columns: int) -> Iterator[slice]:
-        step = max(8, BLOCK_BYTES // (4 * columns))
+        step = _step(columns)
         yield from (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
-    def get(self, like: Tensor, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    def get(self, like: Tensor, name: str) -> Tensor:
         rows, columns = like.shape
-        step = max(8, BLOCK_BYTES // (4 * columns))
-        key = (step, columns, name, dtype)
+        key = (columns, name)
         if key not in self._kept:
             if len(self._kept) > 64:
                 self._kept.clear()
-            self._kept[key] = torch.empty(step, columns, dtype=dtype)
+            self._kept[key] = torch.empty(_step(columns), columns)
         return self._kept[key][:rows]
+
+
+def _step(columns: int) -> int:
+    return max(8, BLOCK_BYTES // (4 * columns))
 
 
 class RowwiseEngine:
     """Plain PyTorch on a CPU, blocked by rows.
+
+    Comparisons are stored as floats: PyTorch's kernels that write bools are several times slower.
 
     Args:
         variants: names, in order; quantizers: their functions.
@@ -64,7 +69,6 @@ class RowwiseEngine:
     def quantize(self, x: Tensor, groups: Tensor) -> QuantizedInput:
         from analysis.measure.engine import QuantizedInput
 
-        rows = x.shape[0]
         wide = x.float()
         inv, absmax = numerics.row_scales(wide)
         bad = ~torch.isfinite(absmax)
@@ -77,51 +81,46 @@ class RowwiseEngine:
             (torch.empty(x.shape, dtype=torch.int8), scales) if ours else quantizer(x)
             for ours, quantizer in zip(known, self.quantizers, strict=True)
         ]
-        squares = torch.empty(rows, dtype=torch.float64)
-        errors = torch.zeros(len(pairs), rows, len(stats.CODE_SUMS))
+        squares = [torch.empty(0, dtype=torch.float64)]
+        errors = [torch.empty(len(pairs), len(stats.CODE_SUMS), 0)]
         for block in self._buffers.blocks(*x.shape):
             at = wide[block]
-            s, sign = self._buffers.get(at, "s"), self._buffers.get(at, "sign")
-            nonzero = self._buffers.get(at, "nonzero", torch.bool)
+            s, sign, nonzero = (self._buffers.get(at, name) for name in ("s", "sign", "nonzero"))
             torch.mul(at, inv[block, None], out=s)
             torch.sign(s, out=sign)
             torch.ne(at, 0, out=nonzero)
-            squares[block] = _squared(s)
-            for i, (codes, _) in enumerate(pairs):
-                if known[i]:
-                    self._round(s, codes[block], self.variants[i])
-                self._code_errors(codes[block], s, sign, nonzero, errors[i, block])
+            squares.append(_squared(s))
+            sums = []
+            for ours, variant, (codes, _) in zip(known, self.variants, pairs, strict=True):
+                if ours:
+                    self._round(s, sign, codes[block], variant)
+                sums.append(self._code_errors(codes[block], s, sign, nonzero))
+            errors.append(torch.stack(sums))
         return QuantizedInput(
             x_bf16=x.to(torch.bfloat16),
             codes=[codes for codes, _ in pairs],
             scales=[scales for _, scales in pairs],
             groups=kept,
-            row_sums=_row_sums(wide, absmax, inv, squares, bad, groups, kept),
-            code_sums=torch.stack([_by_group(e, kept) for e in errors]),
+            row_sums=_row_sums(wide, absmax, inv, torch.cat(squares), bad, groups, kept),
+            code_sums=torch.stack([_by_group(rows, kept) for rows in torch.cat(errors, dim=2)]),
         )
 
-    def _round(self, s: Tensor, out: Tensor, variant: str) -> None:
+    def _round(self, s: Tensor, sign: Tensor, out: Tensor, variant: str) -> None:
         """s to int8 codes: storing a float truncates, which is all that `shipped` does."""
         if variant == Rounding.FIXED:
-            offset = self._buffers.get(s, "offset")
-            torch.copysign(_below_half(), s, out=offset)
-            s = offset.add_(s)
+            s = torch.mul(sign, BELOW_HALF, out=self._buffers.get(s, "offset")).add_(s)
         out.copy_(s)
 
-    def _code_errors(self, codes: Tensor, s: Tensor, sign: Tensor, nonzero: Tensor, out: Tensor) -> None:
-        """Row sums [rows, 5] in the order of stats.CODE_SUMS. Codes have the sign of s: |code| - |s| = sign * error."""
-        e, work = self._buffers.get(s, "e"), self._buffers.get(s, "work")
-        mask = self._buffers.get(s, "mask", torch.bool)
-        e.copy_(codes)
-        e.sub_(s)
-        out[:, 0] = torch.mul(e, sign, out=work).sum(dim=1)
-        out[:, 1] = _squared(e)
-        torch.abs(e, out=work)
-        out[:, 2] = work.copy_(torch.gt(work, 0.5, out=mask)).sum(dim=1)
-        torch.eq(codes, 0, out=mask)
-        out[:, 3] = work.copy_(mask.logical_and_(nonzero)).sum(dim=1)
-        work.copy_(codes).abs_()
-        out[:, 4] = work.copy_(torch.eq(work, float(numerics.CODE_MAX), out=mask)).sum(dim=1)
+    def _code_errors(self, codes: Tensor, s: Tensor, sign: Tensor, nonzero: Tensor) -> Tensor:
+        """Row sums [5, rows] in the order of stats.CODE_SUMS. Codes have the sign of s: |code| - |s| = sign * error."""
+        wide, e, work = (self._buffers.get(s, name) for name in ("codes", "e", "work"))
+        torch.sub(wide.copy_(codes), s, out=e)
+        magnitude = torch.mul(e, sign, out=work).sum(dim=1)
+        square = _squared(e).float()
+        mismatched = torch.abs(e, out=work).gt_(0.5).sum(dim=1)
+        zeroed = torch.eq(wide, 0, out=work).mul_(nonzero).sum(dim=1)
+        saturated = wide.abs_().eq_(numerics.CODE_MAX).sum(dim=1)
+        return torch.stack([magnitude, square, mismatched, zeroed, saturated])
 
     def quantize_weight(self, w: Tensor) -> tuple[Tensor, Tensor]:
         return numerics.quantize_weight(w)
@@ -139,40 +138,34 @@ class RowwiseEngine:
     ) -> Tensor:  # fmt: skip
         if y.dtype == torch.float64:  # e must be taken before anything is narrowed
             return stats.output_sums(yqs, y, bias, groups, norm)
-        shared = torch.zeros(3, len(y), dtype=torch.float64)  # yy, zz, (wy)^2
-        sums = torch.zeros(len(yqs), len(y), 6)  # ee, ey, ez, max|e|, (we)^2, w^2 e y
         bias = None if bias is None else bias.float()
         weight = None if norm is None else norm[0].float()
+        shared = [torch.empty(3, 0, dtype=torch.float64)]  # yy, zz, (wy)^2
+        sums = [torch.empty(len(yqs), 6, 0, dtype=torch.float64)]
         for block in self._buffers.blocks(*y.shape):
             at = self._buffers.get(y[block], "y").copy_(y[block])
             z = at if bias is None else torch.sub(at, bias, out=self._buffers.get(at, "z"))
-            shared[0, block], shared[1, block] = _squared(at), _squared(z)
-            wy = None
-            if weight is not None:
-                wy = torch.mul(at, weight, out=self._buffers.get(at, "wy"))
-                shared[2, block] = _squared(wy)
-            for i, yq in enumerate(yqs):
-                self._output_errors(yq[block], at, z, weight, wy, sums[i, block])
-        return torch.stack([_output_totals(s.double(), *shared, groups, y.shape[1], norm) for s in sums])
+            wy = None if weight is None else torch.mul(at, weight, out=self._buffers.get(at, "wy"))
+            yy = _squared(at)
+            shared.append(torch.stack([yy, yy if z is at else _squared(z), yy if wy is None else _squared(wy)]))
+            sums.append(torch.stack([self._output_errors(yq[block], at, z, weight, wy) for yq in yqs]))
+        variants, common = torch.cat(sums, dim=2), torch.cat(shared, dim=1)
+        return torch.stack([_output_totals(rows, common, groups, y.shape[1], norm) for rows in variants])
 
     def _output_errors(
-        self, yq: Tensor, y: Tensor, z: Tensor, weight: Tensor | None, wy: Tensor | None, out: Tensor
-    ) -> None:  # fmt: skip
+        self, yq: Tensor, y: Tensor, z: Tensor, weight: Tensor | None, wy: Tensor | None
+    ) -> Tensor:  # fmt: skip
+        """Row sums fp64 [6, rows]: ee, ey, ez, max|e|, (we)^2, w^2 e y."""
         e, work = self._buffers.get(y, "e"), self._buffers.get(y, "work")
-        e.copy_(yq)
-        e.sub_(y)
-        out[:, 0] = _squared(e)
-        out[:, 1] = torch.mul(e, y, out=work).sum(dim=1)
-        out[:, 2] = out[:, 1] if z is y else torch.mul(e, z, out=work).sum(dim=1)
-        out[:, 3] = torch.abs(e, out=work).amax(dim=1)
+        e.copy_(yq).sub_(y)
+        ee = wee = _squared(e)
+        ey = wey = torch.mul(e, y, out=work).sum(dim=1)
+        ez = ey if z is y else torch.mul(e, z, out=work).sum(dim=1)
+        largest = torch.abs(e, out=work).amax(dim=1)
         if weight is not None and wy is not None:
-            e.mul_(weight)
-            out[:, 4] = _squared(e)
-            out[:, 5] = torch.mul(e, wy, out=work).sum(dim=1)
-
-
-def _below_half() -> Tensor:
-    return torch.tensor(BELOW_HALF)
+            wee = _squared(e.mul_(weight))
+            wey = torch.mul(e, wy, out=work).sum(dim=1)
+        return torch.stack([ee, ey.double(), ez.double(), largest.double(), wee, wey.double()])
 
 
 def _squared(v: Tensor) -> Tensor:
@@ -180,10 +173,10 @@ def _squared(v: Tensor) -> Tensor:
     return torch.linalg.vector_norm(v, dim=1).double().square()
 
 
-def _by_group(rows: Tensor, groups: Tensor) -> Tensor:
-    """Row sums [rows, S] -> fp64 [2, S]. Rows of other groups count for nothing, NaN included."""
-    wide = rows.double()
-    return torch.stack([torch.where((groups == g)[:, None], wide, 0.0).sum(dim=0) for g in stats.GROUPS])
+def _by_group(sums: Tensor, groups: Tensor) -> Tensor:
+    """Row sums [S, rows] -> fp64 [2, S]. Rows of other groups count for nothing, NaN included."""
+    wide = sums.double()
+    return torch.stack([torch.where(groups == g, wide, 0.0).sum(dim=1) for g in stats.GROUPS])
 
 
 def _row_sums(
@@ -205,10 +198,10 @@ def _row_sums(
 
 
 def _output_totals(
-    sums: Tensor, yy: Tensor, zz: Tensor, wyy: Tensor, groups: Tensor, columns: int, norm: stats.Norm | None
+    sums: Tensor, shared: Tensor, groups: Tensor, columns: int, norm: stats.Norm | None
 ) -> Tensor:  # fmt: skip
-    """Row sums [rows, 6] -> fp64 [2, 8] in the order of stats.OUTPUT_SUMS."""
-    ee, ey, ez, largest, wee, wey = sums.unbind(dim=1)
+    """Row sums [6, rows] and those that variants share [3, rows] -> fp64 [2, 8] in the order of stats.OUTPUT_SUMS."""
+    (ee, ey, ez, largest, wee, wey), (yy, zz, wyy) = sums, shared
     effective_yy, effective_ee = yy, ee
     if norm is not None:
         mean_y, gained = yy / columns + norm[1], (2 * ey + ee) / columns
@@ -216,9 +209,7 @@ def _output_totals(
         d = -gained * r_q.square() * r_y.square() / (r_q + r_y)
         effective_yy = r_y.square() * wyy
         effective_ee = (r_q.square() * wee + 2 * r_q * d * wey + d.square() * wyy).clamp(min=0)
-    rows = torch.stack([yy, ee, ey, zz, ez, largest, effective_yy, effective_ee], dim=1)
-    total = _by_group(rows, groups)
+    total = _by_group(torch.stack([yy, ee, ey, zz, ez, largest, effective_yy, effective_ee]), groups)
     for i, g in enumerate(stats.GROUPS):
-        largest_of_group = torch.where(groups == g, largest, 0.0)
-        total[i, MAX_AT] = largest_of_group.max() if len(largest) else 0.0
+        total[i, MAX_AT] = torch.where(groups == g, largest, 0.0).max() if len(largest) else 0.0
     return total

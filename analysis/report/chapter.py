@@ -88,8 +88,8 @@ def _rank(key: tuple[str, str, str]) -> tuple[int, int]:
 def headline(chapter: Chapter) -> str:
     """The verdict in one sentence.
 
-    Reproduced: C1 to C5 all are. Not reproduced: C3 or C4 fails, for without them there is no shrinkage to speak of.
-    Not decided: C4 was not measured. Otherwise: in part.
+    Reproduced: C1 to C5 all are. Not reproduced: C3 fails, or the mean cosine over layers is not below the bound of C4,
+    for without them there is no shrinkage to speak of. Not decided: C4 was not measured. Otherwise: in part.
     """
     verdicts = {f.claim.id: f.verdict for f in chapter.findings if f.claim.id in claims.CORE}
     groups: dict[str, list[str]] = {"reproduced": [], "not reproduced": [], "not measured": []}
@@ -99,7 +99,8 @@ def headline(chapter: Chapter) -> str:
         outcome, tail = "is reproduced", ""
     else:
         tail = " (" + "; ".join(f"{', '.join(ids)} {name}" for name, ids in groups.items() if ids) + ")"
-        if Verdict.NOT in (verdicts["C3"], verdicts["C4"]):
+        angle = chapter.evidence.mean("error_output_cosine", "shipped").value
+        if verdicts["C3"] is Verdict.NOT or angle >= claims.CLEAR_COSINE:
             outcome = "is not reproduced"
         else:
             outcome = "is not decided" if verdicts["C4"] is Verdict.UNMEASURED else "is reproduced in part"

@@ -39,6 +39,7 @@ ISSUE = IssueValues()
 IN_VALUE = 0.10  # relative distance that counts as the same value
 LEAST_RATIO = 2.0  # a shipped/fixed ratio below this is not called the issue's phenomenon
 CLEAR_COSINE, CLEAR_SHARE = -0.5, 0.90  # C4 in kind
+BIAS_LEAVES = 0.10  # an output with less energy than this left without the bias is mostly bias
 PRINTED = 0.005  # the issue prints cosines with two decimals
 NEAR_ZERO, NEAR_ZERO_LAYER = 0.05, 0.10  # C5: mean over layers; single layer
 SIGNIFICANT = 0.01  # Wilcoxon, C2
@@ -200,9 +201,19 @@ def _shipped_cosine(e: Evidence) -> tuple[str, Verdict, str]:
     inside = float(((layers >= low - PRINTED) & (layers <= high + PRINTED)).mean())
     note = f"{text.percent(share)} of {len(layers)} layers below {text.signed(f'{CLEAR_COSINE:g}')}, "
     note += f"{text.percent(inside)} inside the issue's range"
+    if others := int((layers >= CLEAR_COSINE).sum()):
+        note += (
+            f"; of the {others} other layers {_mostly_bias(e)} return mostly bias, which no product's error can shrink"
+        )
     if inside == 1:
         return value, Verdict.VALUE, note
     return value, Verdict.KIND if share >= CLEAR_SHARE else Verdict.NOT, note
+
+
+def _mostly_bias(e: Evidence) -> int:
+    """Layers at or above CLEAR_COSINE whose output keeps less than BIAS_LEAVES of its energy without the bias."""
+    rows = e.per_layer[(e.per_layer["variant"] == "shipped") & (e.per_layer["error_output_cosine"] >= CLEAR_COSINE)]
+    return int((rows["sum_zz"] < BIAS_LEAVES * rows["sum_yy"]).sum())
 
 
 def _fixed_cosine(e: Evidence) -> tuple[str, Verdict, str]:

@@ -154,8 +154,8 @@ def words(per_layer: pd.DataFrame, attention: pd.DataFrame) -> str:
         frozen, real = (float(value / v["rel_mse"]) for value in (qk["rel_mse_norm_frozen"], qk["rel_mse"]))
         said.append(
             f"In self-attention q and k together bring {text.plain(real)} times the error of v into o; with frozen "
-            f"norms it would be {text.plain(frozen)} times. The norms explain why q and k do little harm, and no more than "
-            f"that: v has no norm behind it and shrinks what enters o by {text.percent(float(v['shrinkage']))}."
+            f"norms it would be {text.plain(frozen)} times. The norms explain why q and k do little harm, and no more: "
+            f"v has no norm behind it and shrinks what enters o by {text.percent(float(v['shrinkage']))}."
         )
     return " ".join(said) or "The run has no kernel whose norms could be judged."
 

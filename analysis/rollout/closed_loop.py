@@ -11,7 +11,7 @@ rounding carries), `other_seed` the bf16 model with another seed's noise (how fa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -136,8 +136,8 @@ def _other_seeds(seeds: Sequence[int]) -> list[tuple[int, int]]:
 def check_pairing(world: World, model: nn.Module, scenes: Sequence[Scene], seed: int) -> None:
     """Show that what the model is fed depends on scene and seed alone, not on what ran before.
 
-    Two scenes (or one, twice) are rolled out for one clip, then again in the other order; every tensor that reaches the
-    model must be the same, bit for bit. Another seed must change it.
+    Two scenes (or one, twice) are begun, then again in the other order; every tensor that reaches the model must be the
+    same, bit for bit. Another seed must change it.
 
     Raises:
         ValueError: it is not so, and a comparison between kernels would also compare different noise.
@@ -159,16 +159,23 @@ def check_pairing(world: World, model: nn.Module, scenes: Sequence[Scene], seed:
         )
 
 
-def _inputs(world: World, model: nn.Module, scene: Scene, seed: int) -> list[Tensor]:
-    """Copies of every tensor that the model is called with in one clip of one scene."""
-    seen: list[Tensor] = []
+class _Enough(Exception):
+    """Ends a rollout that has shown what it was begun for."""
+
+
+def _inputs(world: World, model: nn.Module, scene: Scene, seed: int, passes: int = 2) -> list[Tensor]:
+    """Copies of every tensor that the model is called with in the first forward passes of one scene's first clip."""
+    seen: list[list[Tensor]] = []
 
     def keep(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        seen.extend(x.detach().clone() for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
+        seen.append([x.detach().clone() for x in (*args, *kwargs.values()) if isinstance(x, Tensor)])
+        if len(seen) == passes:
+            raise _Enough
 
     handle = model.register_forward_pre_hook(keep, with_kwargs=True)
     try:
-        world.rollout(model, [scene], clips=1, seed=seed)
+        with suppress(_Enough):
+            world.rollout(model, [scene], clips=1, seed=seed)
     finally:
         handle.remove()
-    return seen
+    return [x for call in seen for x in call]

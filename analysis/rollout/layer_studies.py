@@ -27,12 +27,20 @@ class Study(Protocol):
 
 
 class Collector:
-    """A sink (see `capture.hooks`) that hands every event to each study; only finished calls count."""
+    """A sink (see `capture.hooks`) that hands the events of every n-th call to each study; only finished calls count.
 
-    def __init__(self, studies: Sequence[Study]) -> None:
-        self.studies = list(studies)
+    Args:
+        studies: what measures.
+        every: 1 measures every forward pass, 3 the first, fourth, seventh, ...
+    """
+
+    def __init__(self, studies: Sequence[Study], every: int = 1) -> None:
+        if every < 1:
+            raise ValueError(f"every must be at least 1, got {every}")
+        self.studies, self.every = list(studies), every
         self.label: dict[str, Any] = {}
-        self.calls = 0
+        self.passed = 0  # forward passes seen
+        self.calls = 0  # and measured
         self.sites: dict[str, Site] = {}
         self.found: list[dict[str, dict[int, Tensor]]] = [{} for _ in self.studies]
         self._open: list[tuple[int, str, Tensor]] = []
@@ -41,6 +49,8 @@ class Collector:
         self._open = []
 
     def layer(self, event: Event) -> None:
+        if self.passed % self.every:
+            return
         name = event.layer.site.name
         self.sites.setdefault(name, event.layer.site)
         for place, study in enumerate(self.studies):
@@ -51,7 +61,8 @@ class Collector:
         for place, name, found in self._open:
             calls = self.found[place].setdefault(name, {})
             calls[self.calls] = calls[self.calls] + found if self.calls in calls else found
-        self.calls += 1
+        self.calls += 0 if self.passed % self.every else 1
+        self.passed += 1
         self._open = []
 
     def stacked(self, place: int) -> tuple[list[Site], Tensor]:
@@ -74,7 +85,8 @@ def read_store(collector: Collector, store: Store, device: torch.device | str = 
     check_weights(store)
     for names in store.shared_inputs():
         for label, events in store.events(names, device):
-            collector.label, collector.calls = label, int(label["call"])
+            collector.label, collector.passed = label, int(label["call"])
+            collector.calls = -(-collector.passed // collector.every)
             collector.begin_call()
             for event in events:
                 collector.layer(event)

@@ -12,7 +12,7 @@ import torch
 
 from analysis.audit import audit, render
 from analysis.audit.findings import Finding, merged
-from analysis.audit.table import COLUMNS, write
+from analysis.audit.table import COLUMNS, notes, write
 from analysis.report.audits import build, read
 
 COMMITTED = Path(__file__).parents[2] / "data" / "kernel-audits.csv"
@@ -67,6 +67,10 @@ def test_the_committed_table_covers_what_the_section_says():
     carriers = {"SkyworkAI/Matrix-Game", "ModelTC/LightX2V", "Lightricks/LTX-Video-Q8-Kernels"}
     found = {row.kernel.split()[0]: row.verdict for row in section.rows if row.kernel.split()[0] in carriers}
     assert found == dict.fromkeys(carriers, "truncate")
+
+
+def test_the_notes_beside_the_table_are_generated():
+    assert COMMITTED.with_suffix(".md").read_text() == notes()
 
 
 def test_findings_merge_over_dtypes_and_defects_come_first():

@@ -139,3 +139,16 @@ def test_online_and_stored_ablations_agree(tmp_path):
     (a_sites, a), (b_sites, b) = (c.stacked(0) for c in collectors)
     order = [b_sites.index(site) for site in a_sites]
     assert a.shape == (3, 16, 4, 2) and np.allclose(a, b[:, order], rtol=1e-6)
+
+
+def test_every_nth_call_is_measured_online_and_from_a_store(tmp_path):
+    from analysis.measure.ablation import Ablation
+
+    store = Store(store_of(tmp_path / "store"))
+    every, all_of_them = (Collector([Ablation(["output"], rows=None)], n) for n in (2, 1))
+    for collector in (every, all_of_them):
+        list(read_store(collector, store))
+    assert every.calls == 2 and all_of_them.calls == 3
+    assert torch.allclose(every.stacked(0)[1], all_of_them.stacked(0)[1][::2], rtol=1e-12)
+    with pytest.raises(ValueError, match="every must be at least 1, got 0"):
+        Collector([], 0)
