@@ -147,19 +147,23 @@ def extract(result: Any, shape: torch.Size) -> tuple[Tensor, Tensor | None]:
     """The codes and scales in whatever a target returned. ValueError says what was there instead."""
     leaves = list(_leaves(result))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    described = ", ".join(f"{t.dtype} {list(t.shape)}".removeprefix("torch.") for t in tensors) or type(result).__name__
     codes = [t for t in tensors if grid_of(t.dtype) is not None]
     if len(codes) != 1:
-        raise ValueError(f"expected one int8 or float8_e4m3fn tensor of codes, got {described}; use --adapter")
+        raise ValueError(f"expected one int8 or float8_e4m3fn tensor of codes, got {_described(tensors, result)}")
     others = [t for t in tensors if t is not codes[0] and t.is_floating_point()]
     others += [torch.tensor(leaf, dtype=torch.float64) for leaf in leaves if isinstance(leaf, float)]
     if len(others) > 1:
-        raise ValueError(f"expected one floating tensor of scales beside the codes, got {described}; use --adapter")
+        raise ValueError(f"expected one floating tensor of scales beside the codes, got {_described(tensors, result)}")
     squeezed = [n for n in codes[0].shape if n != 1]
     if codes[0].shape != shape and squeezed != [n for n in shape if n != 1]:
         raise ValueError(f"codes have shape {list(codes[0].shape)}, the input {list(shape)}; use --adapter")
     scales = others[0].detach().cpu().clone() if others else None
     return codes[0].detach().cpu().reshape(shape).clone(), scales
+
+
+def _described(tensors: list[Tensor], result: Any) -> str:
+    shapes = [f"{t.dtype} {list(t.shape)}".removeprefix("torch.") for t in tensors]
+    return f"{', '.join(shapes) or type(result).__name__}; use --adapter"
 
 
 def _leaves(result: Any) -> Iterator[Any]:

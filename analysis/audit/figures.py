@@ -14,8 +14,11 @@ from analysis.audit.rules import EPSILON, Batch, is_tie
 CONFIDENCE = 0.95
 
 
-def measure(batch: Batch, step: Tensor, grid: Grid) -> dict[str, Any]:
-    """Statistics of codes against s = x / step, both in index units. `step` fp64 [elements]; rows of the batch cluster.
+def measure(batch: Batch, step: Tensor, grid: Grid, by_row: bool = True) -> dict[str, Any]:
+    """Statistics of codes against s = x / step, both in index units. `step` fp64 [elements].
+
+    Intervals: rows are the clusters, or scale groups where those span rows (`by_row` False), for under one scale the
+    fractions of narrow inputs lie on a lattice and are not independent.
 
     magnitude_bias_lsb: mean of |code| - |s|. mean_error_lsb: mean of code - s. rmse_lsb: RMS of code - s.
     code_mismatch: fraction of codes that differ from half even, ties excepted (exact, or within fp32
@@ -27,7 +30,7 @@ def measure(batch: Batch, step: Tensor, grid: Grid) -> dict[str, Any]:
     error = batch.index - p
     magnitude = batch.index.abs() - p.abs()
     ties = is_tie(p, EPSILON)
-    rows = _row_numbers(batch)
+    rows = _numbers(batch.probe * (1 << 32) + batch.row if by_row else batch.group)
     returned = torch.where(torch.isfinite(batch.returned), batch.returned, step)
     dequantised = grid.value(batch.index) * returned
     gain = _row_sums(dequantised * batch.x, rows) / _row_sums(batch.x.square(), rows)
@@ -50,9 +53,9 @@ def measure(batch: Batch, step: Tensor, grid: Grid) -> dict[str, Any]:
     }
 
 
-def _row_numbers(batch: Batch) -> Tensor:
-    """0..n-1 over the distinct (probe, row) pairs."""
-    return torch.unique(batch.probe * (1 << 32) + batch.row, return_inverse=True)[1]
+def _numbers(labels: Tensor) -> Tensor:
+    """0..n-1 over the distinct labels."""
+    return torch.unique(labels, return_inverse=True)[1]
 
 
 def _row_sums(values: Tensor, rows: Tensor) -> Tensor:
@@ -60,7 +63,7 @@ def _row_sums(values: Tensor, rows: Tensor) -> Tensor:
 
 
 def _mean(values: Tensor) -> tuple[float, list[float]]:
-    """Mean over rows and its Student interval; with fewer than two rows the interval is empty."""
+    """Mean over clusters and its Student interval; with fewer than two the interval is empty."""
     mean = float(values.mean())
     if len(values) < 2:
         return mean, []

@@ -52,7 +52,7 @@ class AuditReport:
     """The result of an audit.
 
     `rounding` and `figures` are those of the worst dtype (`figures["dtype"]`); `by_dtype` has all of them.
-    Figures in LSB are means over Gaussian rows, `*_interval` their 95 % intervals (rows are the clusters).
+    Figures in LSB are means over Gaussian rows, `*_interval` their 95 % intervals (see `figures.measure`).
     """
 
     target: str

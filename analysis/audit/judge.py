@@ -48,7 +48,7 @@ def judge(
     if subject.unwritten is not None:
         measured = measured.where(~subject.unwritten[measured.row, measured.col])
     step = subject.hypothesis.step.of(measured.absmax, measured.returned)
-    subject.figures = figures.measure(measured, step, subject.grid) | {
+    subject.figures = figures.measure(measured, step, subject.grid, subject.layout.independent_rows()) | {
         "exact_ties": counts["seen"],
         "exact_ties_not_half_even": counts["half_even"],
         "step": subject.hypothesis.step.name,

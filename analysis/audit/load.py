@@ -46,12 +46,20 @@ def _load(target: str) -> Callable[..., Any]:
     found: Any = _import_file(Path(where).resolve()) if where.endswith(".py") else _import_module(where)
     for part in name.split("."):
         if not hasattr(found, part):
-            known = [key for key, value in vars(found).items() if callable(value) and not key.startswith("_")]
-            raise ValueError(f"{where} has no {name!r}; it defines {', '.join(known[:12]) or 'no functions'}")
+            raise ValueError(
+                f"{where} has no {name!r}; it defines {', '.join(_functions(found)[:12]) or 'no functions'}"
+            )
         found = getattr(found, part)
     if not callable(found):
         raise ValueError(f"{target} is a {type(found).__name__}, not a function")
     return found
+
+
+def _functions(module: Any) -> list[str]:
+    """Names of the functions of a module, its own before the ones it imported."""
+    names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+    own = getattr(module, "__name__", None)
+    return sorted(names, key=lambda key: getattr(vars(module)[key], "__module__", None) != own)
 
 
 def _import_module(name: str) -> Any:

@@ -20,7 +20,7 @@ from analysis.numerics import Rounding
 if TYPE_CHECKING:
     from analysis.measure.engine import QuantizedInput
 
-BLOCK_BYTES = 128 * 2**10  # of one fp32 buffer: half a dozen of them fit a core's L2 cache
+BLOCK_BYTES = 256 * 2**10  # of one fp32 buffer: half a dozen of them fit a core's L2 cache
 BELOW_HALF = 0.5 - 2.0**-25  # added with the sign of s and truncated, this rounds half away from zero, exactly
 MAX_AT = stats.OUTPUT_SUMS.index("max_abs_e")
 

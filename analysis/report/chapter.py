@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from analysis.report import claims, layout, text
+from analysis.report import claims, layout, study_claims, text
 from analysis.report.claims import Evidence, Finding, Verdict
 from analysis.results.load import Run
 
@@ -51,7 +51,7 @@ class Chapter:
 
     @cached_property
     def findings(self) -> list[Finding]:
-        return claims.judge(self.evidence)
+        return study_claims.with_studies(claims.judge(self.evidence), self.run.path)
 
     @property
     def variants(self) -> list[str]:

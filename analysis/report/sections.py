@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.report import layout, plots, style, text
+from analysis.report import closed_loop, factors, layout, plots, propagation, style, text, theory
 from analysis.report.blocks import Block, Cell, Code, Definitions, Figure, Image, Section, Table, Text
 from analysis.report.chapter import Chapter
 from analysis.report.claims import Verdict
@@ -266,6 +266,10 @@ SECTIONS: tuple[Callable[[Chapter], Section | None], ...] = (
     error,
     blocks_and_sites,
     rollout,
+    factors.section,
+    theory.section,
+    propagation.section,
+    closed_loop.section,
     layer_table,
     definitions,
     provenance,

@@ -2,15 +2,20 @@
 
 judge_factors(tables.find(studies.ABLATION, run.path))
 judge_closed_loop(tables.find(studies.CLOSED_LOOP, run.path))
+with_studies(claims.judge(evidence), run.path)      # the claims table with both in their places
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from analysis.report import text
-from analysis.report.claims import Verdict
+from analysis.report.claims import Finding, Verdict
+from analysis.results import studies, tables
 from analysis.results.ablation import REJECTED, SUPPORTED
 from analysis.results.closed_loop import DEGRADED, EQUIVALENT
 
@@ -123,3 +128,17 @@ def judge_closed_loop(closed_loop: pd.DataFrame | None) -> Judged:
 
 def _measurable(row: pd.Series) -> str:
     return "the error is measurable in the frames" if row["verdict"] == DEGRADED else "not distinguishable from it"
+
+
+def with_studies(findings: list[Finding], folder: Path) -> list[Finding]:
+    """The findings with C6 and C7 judged by the studies that the folder holds; the others as they are."""
+    judged = {
+        "C6": (FACTORS_RULE, judge_factors(tables.find(studies.ABLATION, folder))),
+        "C7": (CLOSED_LOOP_RULE, judge_closed_loop(tables.find(studies.CLOSED_LOOP, folder))),
+    }
+    out = []
+    for finding in findings:
+        rule, found = judged.get(finding.claim.id, ("", None))
+        made = None if found is None else Finding(replace(finding.claim, rule=rule), *found)
+        out.append(made or finding)
+    return out
