@@ -51,6 +51,8 @@ def audit_command(
 
     TARGET is called with a [rows, K] tensor and returns int8 codes (on CUDA also fp8 e4m3) and scales. It runs in a
     child process, so it may print, hang or crash. Exit status: 0 clean, 1 a defect was found, 2 could not be audited.
+
+    Example: shrinkage audit my_kernels.py:quantize_rows --device cpu --markdown audit.md
     """
     out, err = Console(), Console(stderr=True)
     process = None

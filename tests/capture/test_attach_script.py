@@ -73,7 +73,7 @@ def test_a_script_that_ends_well_leaves_its_tables(finished):
     per_layer, run = schema.read_per_layer(out / schema.PER_LAYER), schema.read_run(out / schema.RUN)
     assert len(per_layer) == 32 and (per_layer["calls"] == 3).all() and set(per_layer["world"]) == {"script.py"}
     assert run["complete"] and run["layers_expected"] == 16 and run["layers_silent"] == []
-    assert run["device"] == "cpu" and run["engine"] == "reference" and set(run["variants"]) == {"shipped", "fixed"}
+    assert run["device"] == "cpu" and run["engine"] == "rowwise" and set(run["variants"]) == {"shipped", "fixed"}
 
 
 def test_the_first_calls_can_be_stored(finished):
