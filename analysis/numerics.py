@@ -158,7 +158,8 @@ def int8_matmul(a: Tensor, b: Tensor) -> Tensor:
     """Exact a @ b.T of int8 codes: a [M, K], b [N, K] -> int32 [M, N]."""
     if a.shape[1] != b.shape[1]:
         raise ValueError(f"inner sizes differ: a is {list(a.shape)}, b is {list(b.shape)}, both need [rows, K]")
-    if a.device.type == "cpu" and a.shape[0] > 0 and _cpu_int_mm_is_exact():
+    # With one column PyTorch's CPU kernel returns memory that it never wrote.
+    if a.device.type == "cpu" and a.shape[0] > 0 and a.shape[1] > 1 and _cpu_int_mm_is_exact():
         return torch._int_mm(a.contiguous(), b.contiguous().t())
     acc = torch.zeros(a.shape[0], b.shape[0], dtype=torch.int32, device=a.device)
     for k in range(0, a.shape[1], 1024):

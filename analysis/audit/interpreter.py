@@ -27,9 +27,9 @@ def active() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def launched() -> bool:
-    """Whether a kernel has run in the interpreter within `repaired`, in this process."""
-    return _launches > 0
+def launches() -> int:
+    """How many kernels have run in the interpreter within `repaired`, in this process."""
+    return _launches
 
 
 @contextmanager

@@ -54,6 +54,7 @@ class LocalRunner:
 
     def __init__(self, function: Callable[[Tensor], Any], device: str) -> None:
         self.function, self.device = function, device
+        self._launches = interpreter.launches()
         module, name = getattr(function, "__module__", "?"), getattr(function, "__qualname__", repr(function))
         self.target = f"{module}:{name}"
 
@@ -61,10 +62,10 @@ class LocalRunner:
         return perform(self.function, call, self.device)
 
     def versions(self) -> dict[str, str]:
-        return versions(self.device)
+        return versions(self.device, self.interpreted())
 
     def interpreted(self) -> bool:
-        return interpreter.launched()
+        return interpreter.launches() > self._launches
 
 
 class ChildRunner:

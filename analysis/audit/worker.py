@@ -47,11 +47,14 @@ def serve(reply_fd: int, target: str, adapter: str | None, device: str) -> None:
         except BaseException as error:  # an import may raise anything, SystemExit included
             reply({"loaded": False, "why": "does not import:", "detail": short_traceback(error)})
             return
-        reply({"loaded": True, "device": device, "versions": versions(device)})
+        reply({"loaded": True, "device": device, "versions": versions(device, interpreter.launches() > 0)})
         for line in requests:
             request = json.loads(line)
             call = Call(x=torch.load(request["input"], weights_only=True), **request["call"])
-            reply(_stored(perform(function, call, device), request["output"]) | {"versions": versions(device)})
+            reply(
+                _stored(perform(function, call, device), request["output"])
+                | {"versions": versions(device, interpreter.launches() > 0)}
+            )
 
 
 def _stored(outcome: Outcome, path: str) -> dict[str, Any]:
@@ -60,14 +63,14 @@ def _stored(outcome: Outcome, path: str) -> dict[str, Any]:
     return {"kind": outcome.kind, "detail": outcome.detail, "input_changed": outcome.input_changed}
 
 
-def versions(device: str) -> dict[str, str]:
+def versions(device: str, interpreted: bool) -> dict[str, str]:
     """What the target ran on."""
     found = {"python": sys.version.split()[0], "torch": torch.__version__}
     triton = sys.modules.get("triton")
     if triton is not None:
         found["triton"] = triton.__version__
     found["hardware"] = torch.cuda.get_device_name() if device == "cuda" else "CPU"
-    if interpreter.launched():
+    if interpreted:
         found["hardware"] = INTERPRETER
     return found
 

@@ -1,15 +1,34 @@
-"""`shrinkage attach`: measure the attention projections of any Python script's model, nothing in it edited."""
+"""`shrinkage attach`, `matrix-game` and `bench`: measure any script's model unedited, and what measuring costs."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import re
+import shlex
+import subprocess
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
-from analysis.cli.measure import ENGINE, OUT, OVERWRITE, REFERENCE, TOKENS, VARIANTS, command_line, console
+from analysis.cli.measure import (
+    DEVICE,
+    ENGINE,
+    OUT,
+    OVERWRITE,
+    REFERENCE,
+    TOKENS,
+    VARIANTS,
+    WORLD,
+    command_line,
+    console,
+    device_name,
+    pick_device,
+)
 
 DEFAULT_PRESET = "matrix-game-3"
 SCRIPT = Annotated[
@@ -22,6 +41,8 @@ KERNEL = Annotated[str, typer.Option(help="Run upstream's int8 path with this qu
 def register(app: typer.Typer) -> None:
     # What follows SCRIPT is the script's own, options included.
     app.command(context_settings={"allow_interspersed_args": False})(attach)
+    app.command(name="matrix-game")(matrix_game)
+    app.command()(bench)
 
 
 def attach(
@@ -105,3 +126,129 @@ def _checked(sites: str) -> str:
     except re.error as error:
         raise ValueError(f"--sites {sites!r} is not a regular expression: {error}") from None
     return sites
+
+
+def matrix_game(
+    repo: Annotated[Path, typer.Option(help="Matrix-Game-3's folder, the one with generate.py.")],
+    ckpt_dir: Annotated[Path, typer.Option(help="The checkpoint's folder.")],
+    image: Annotated[Path, typer.Option(help="First frame.")],
+    out: OUT,
+    more: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS...", help="More of generate.py's own.")] = None,
+    prompt: Annotated[str, typer.Option(help="What the scene shows.")] = "",
+    size: Annotated[str, typer.Option(help="Height*width, as generate.py takes it.")] = "704*1280",
+    iterations: Annotated[int, typer.Option(min=1, help="Clips.")] = 12,
+    steps: Annotated[int, typer.Option(min=1, help="Denoising steps; 3 for the distilled model.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, help="One seed for all three rollouts.")] = 42,
+    processes: Annotated[int, typer.Option(min=1, help="GPUs, by upstream's sequence parallelism.")] = 1,
+    tokens: TOKENS = "both",
+    measure: Annotated[bool, typer.Option(help="Measure both kernels during the bf16 rollout.")] = True,
+    closed_loop: Annotated[bool, typer.Option(help="Roll out in int8 too, with either kernel.")] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, print the commands, run nothing.")] = False,
+    overwrite: OVERWRITE = False,
+) -> None:
+    """Matrix-Game-3.0 with your checkpoint: measure it in bf16, then roll it out in bf16, int8 shipped and int8 fixed.
+
+    Example: shrinkage matrix-game --repo Matrix-Game-3 --ckpt-dir weights --image street.png --out runs/mg3
+    """
+    from analysis.results.folder import check_free
+    from analysis.worlds import matrix_game as game
+
+    game.check_repo(repo)
+    config = game.check_checkpoint(ckpt_dir)
+    if not image.is_file():
+        raise FileNotFoundError(f"{image} does not exist; --image is the rollout's first frame")
+    arguments = ["--size", size, "--ckpt_dir", str(ckpt_dir.absolute()), "--image", str(image.absolute())]
+    arguments += ["--prompt", prompt, "--num_iterations", str(iterations), "--num_inference_steps", str(steps)]
+    arguments += ["--ulysses_size", str(processes)] if processes > 1 else []
+    jobs = game.commands(
+        out.absolute(),
+        [*arguments, *(more or [])],
+        seed=seed,
+        tokens=tokens,
+        processes=processes,
+        measure=measure,
+        closed_loop=closed_loop,
+        overwrite=overwrite,
+    )
+    for job in jobs:
+        check_free(out / job.name, overwrite)
+    _say(f"{config['num_layers']} blocks of width {config['dim']}: {8 * config['num_layers']} measured layers")
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.getenv("PYTHONPATH", "")])}
+    for job in jobs:
+        _say(f"{job.purpose}:")
+        typer.echo(f"(cd {shlex.quote(str(repo))} && {job})")
+        if not dry_run and (code := subprocess.run(job.words, cwd=repo, env=env, check=False).returncode):
+            raise ValueError(
+                f"{job.name} exited {code}; what it left is in {out / job.name}. Run the command above again"
+            )
+    if not dry_run:
+        _say(f"tables in {out}/*/, videos in {out / 'videos'}")
+
+
+def bench(
+    out: Annotated[Path, typer.Option(help="JSON file for the times.")],
+    world: WORLD = "tiny",
+    rows: Annotated[int, typer.Option(min=0, help="Rows of the single layer; 0: 17600 on a GPU, 768 on a CPU.")] = 0,
+    features: Annotated[int, typer.Option(min=0, help="Its width; 0: 3072 on a GPU, 256 on a CPU.")] = 0,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds; medians are over them.")] = 7,
+    variants: VARIANTS = "shipped,fixed",
+    device: DEVICE = "auto",
+    overwrite: OVERWRITE = False,
+) -> None:
+    """What measuring costs: one layer beside its GEMMs, and a world's forward passes plain and measured.
+
+    Example: shrinkage bench --out runs/bench.json
+    """
+    from analysis.capture.forward_bench import bench_forward
+    from analysis.measure.bench import bench_layer
+    from analysis.results import provenance
+    from analysis.results.folder import check_free
+    from analysis.results.schema import replacing
+    from analysis.sites import preset
+    from analysis.worlds.world import get_world
+
+    check_free(out.parent, overwrite, (out.name,))
+    chosen, names = pick_device(device), variants.split(",")
+    gpu = chosen != "cpu"
+    width = features or (3072 if gpu else 256)
+    layer = bench_layer(rows or (17600 if gpu else 768), width, width, chosen, names, repeats=3 * repeats)
+    played = get_world(world)
+    model, scene = played.load(chosen), played.scenes()[0]
+    forward = bench_forward(
+        lambda: played.rollout(model, [scene], clips=1, seed=0), preset(played.sites), chosen, repeats, names
+    )
+    record = {
+        "device": device_name(chosen),
+        "threads": None if gpu else torch_threads(),
+        "versions": provenance.versions(),
+        "git_commit": provenance.git_commit(),
+        "command": command_line(),
+        "world": played.name,
+        "checkpoint_sha256": played.checkpoint_sha256(),
+        "layer": layer,
+        "forward": forward,
+    }
+    with replacing(out) as temporary:
+        temporary.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    shape = f"{layer['rows']}x{layer['in_features']}x{layer['out_features']}"
+    console.print(_times(f"one layer, {shape}, {layer['engine']}", layer["times"], layer["ratio_to_gemms"], "GEMMs"))
+    title = f"world {played.name}, {forward['calls_per_run']} forward passes"
+    console.print(_times(title, forward["times"], forward["ratio_to_plain"], "plain"))
+    typer.echo(str(out))
+
+
+def torch_threads() -> int:
+    """Threads that PyTorch uses on a CPU."""
+    import torch
+
+    return torch.get_num_threads()
+
+
+def _times(title: str, times: dict[str, Any], ratios: dict[str, float], base: str) -> Table:
+    table = Table(title=title)
+    for name in ("", "median", "quartiles", f"of {base}"):
+        table.add_column(name, justify="right" if name else "left")
+    for name, timing in times.items():
+        low, high = (f"{1e3 * timing[k]:.3f}" for k in ("low_s", "high_s"))
+        table.add_row(name, f"{1e3 * timing['median_s']:.3f} ms", f"{low} .. {high}", f"{ratios[name]:.3f}x")
+    return table
