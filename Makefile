@@ -27,7 +27,7 @@ format: $(STAMP)
 
 # Runs every notebook and stores its outputs; nothing else writes them.
 notebooks: $(STAMP)
-	$(BIN)/jupyter execute --inplace notebooks/*.ipynb
+	$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False notebooks/*.ipynb
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -16,6 +16,7 @@ LONGEST_CELL = 10  # lines
 
 sys.path.insert(0, str(ROOT / "tests" / "report"))
 from synthetic import make_run  # noqa: E402
+from synthetic_studies import add_studies  # noqa: E402
 
 
 def code_cells(path: Path) -> list[str]:
@@ -49,8 +50,10 @@ def test_a_thick_notebook_is_found():
 
 @pytest.fixture
 def run_of_notebooks(tmp_path, monkeypatch):
-    """The environment that the notebooks read: a synthetic run, and this source tree on the path."""
-    monkeypatch.setenv("SHRINKAGE_RUN", str(make_run(tmp_path / "run", layers=16, calls=4)))
+    """The environment that the notebooks read: a synthetic run with its studies, and this source tree on the path."""
+    run = add_studies(make_run(tmp_path / "run", layers=16, calls=4))
+    for name in ("SHRINKAGE_RUN", "SHRINKAGE_CLOSED_LOOP"):
+        monkeypatch.setenv(name, str(run))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 

@@ -1,4 +1,4 @@
-"""The sections of the studies: there where their tables are, silent where they are not, and C6 and C7 judged by rule."""
+"""Sections of the studies: there where their tables are, silent where they are not; C6 and C7 judged by rule."""
 
 import sys
 from pathlib import Path
