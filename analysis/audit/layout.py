@@ -24,7 +24,7 @@ from analysis.audit.grid import Grid
 
 MEANINGS = ("scale", "inverse", "absmax")
 MAX_ERROR_LSB = 1.5
-KEPT = 0.98  # of the elements: codes that wrapped around must not hide the layout
+KEPT = 0.8  # of the elements: scales never written or codes that wrapped around must not hide the layout
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ PER_ROW = Layout(1, None, "scale")
 def find_layout(
     x: Tensor, index: Tensor, scales: Tensor | None, grid: Grid, told: Told
 ) -> tuple[Layout, float]:  # fmt: skip
-    """The best reading of `scales` for codes `index` of x [M, K], and its RMS error in LSB.
+    """The best reading of `scales` for codes `index` of x [M, K], and its RMS error in LSB over the best `KEPT`.
 
     ValueError: there are no scales and none were told, or no reading comes within `MAX_ERROR_LSB`.
     """

@@ -1,19 +1,21 @@
 """What measuring costs a whole forward pass, beside plain PyTorch hooks and the measurement's GEMMs alone.
 
-    report = bench_forward(run, pattern, device="cpu", repeats=5)     # `run` calls the model, any number of times
+    run = first_call(model, lambda: world.rollout(model, scenes, clips=1, seed=0))
+    report = bench_forward(run, pattern, device="cpu", repeats=5)
 
 The four are timed in turn. Refused where hooks change an output or the sums are not the reference's.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from analysis import numerics
 from analysis.capture.online import OnlineSink
@@ -22,6 +24,38 @@ from analysis.measure import stats
 from analysis.measure.bench import PlainReplay, alternate, check_sums
 from analysis.measure.replay import Layer, Replay
 from analysis.sites import SitePattern
+
+
+class _Seen(Exception):
+    """Ends the rollout whose first call was wanted."""
+
+
+def first_call(model: nn.Module, play: Callable[[], Any]) -> Callable[[], Any]:
+    """What runs `model` as `play` runs it first: the same arguments each time.
+
+    Raises ValueError when `play` never calls the model.
+    """
+    seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def grab(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen.append((args, kwargs))
+        raise _Seen
+
+    handle = model.register_forward_pre_hook(grab, with_kwargs=True)
+    try:
+        with contextlib.suppress(_Seen):
+            play()
+    finally:
+        handle.remove()
+    if not seen:
+        raise ValueError("nothing to time: the model was never called")
+    (args, kwargs), *_ = seen
+
+    def run() -> Any:
+        with torch.no_grad():
+            return model(*args, **kwargs)
+
+    return run
 
 
 class GemmReplay(Replay):
@@ -50,7 +84,7 @@ class GemmReplay(Replay):
 
 
 def bench_forward(
-    run: Callable[[], Any],
+    run: Callable[[], Tensor],
     pattern: SitePattern,
     device: str,
     repeats: int,
@@ -59,7 +93,7 @@ def bench_forward(
     """Times of `run` plain, measured, measured by plain PyTorch, and with the measurement's GEMMs alone.
 
     Args:
-        run: runs the model's forward passes, the same each time, and returns something that np.asarray compares.
+        run: runs the model, the same each time, and returns its output.
         pattern: the measured layers.
         device: where the model is.
         repeats: rounds; each takes one run of each kind.
@@ -74,7 +108,7 @@ def bench_forward(
     stopped: list[str] = []
     watchers = {name: Watcher(pattern, sink, stopped.append) for name, sink in sinks.items()}
 
-    def watched(watcher: Watcher) -> Any:
+    def watched(watcher: Watcher) -> Tensor:
         watcher.install()
         try:
             return run()
@@ -90,7 +124,6 @@ def bench_forward(
         raise ValueError(f"refusing to report times: {stopped[0]}")
     base = times["plain"].median_s
     return {
-        "calls_per_run": sinks["measured"].calls // (repeats + 1),
         "layers": len(sinks["measured"].measured),
         "engine": replays["measured"].engine.name,
         "largest_difference": worst,
@@ -104,8 +137,8 @@ def _bound(function: Callable[[Watcher], Any], watcher: Watcher) -> Callable[[],
 
 
 def _check(
-    run: Callable[[], Any],
-    watched: Callable[[Watcher], Any],
+    run: Callable[[], Tensor],
+    watched: Callable[[Watcher], Tensor],
     pattern: SitePattern,
     variants: Sequence[str],
     device: str,
@@ -120,7 +153,7 @@ def _check(
         watcher.remove()
         if watcher.stopped or not sink.measured:
             raise ValueError(f"refusing to report times: {watcher.stopped or 'no layer was measured'}")
-        if not np.array_equal(np.asarray(output), np.asarray(expected)):
+        if not torch.equal(output, expected):
             raise ValueError("refusing to report times: the model's output changed while it was measured")
         table = sink.table("bench").groupby(["layer", "variant"], sort=False)[list(stats.ALL_SUMS)].sum()
         sums.append({name: _sums(table, name, variants) for name in sink.sites})

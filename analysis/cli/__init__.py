@@ -18,7 +18,9 @@ import analysis
 
 GROUPS = ("measure", "attach", "world", "report", "audit", "ablate", "propagate", "rollout", "share")
 console = Console(stderr=True)
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
+)
 
 
 @app.callback(invoke_without_command=True)

@@ -199,7 +199,7 @@ def bench(
 
     Example: shrinkage bench --out runs/bench.json
     """
-    from analysis.capture.forward_bench import bench_forward
+    from analysis.capture.forward_bench import bench_forward, first_call
     from analysis.measure.bench import bench_layer
     from analysis.results import provenance
     from analysis.results.folder import check_free
@@ -214,9 +214,8 @@ def bench(
     layer = bench_layer(rows or (17600 if gpu else 768), width, width, chosen, names, repeats=3 * repeats)
     played = get_world(world)
     model, scene = played.load(chosen), played.scenes()[0]
-    forward = bench_forward(
-        lambda: played.rollout(model, [scene], clips=1, seed=0), preset(played.sites), chosen, repeats, names
-    )
+    run = first_call(model, lambda: played.rollout(model, [scene], clips=1, seed=0))
+    forward = bench_forward(run, preset(played.sites), chosen, repeats, names)
     record = {
         "device": device_name(chosen),
         "threads": None if gpu else torch_threads(),
@@ -232,7 +231,7 @@ def bench(
         temporary.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     shape = f"{layer['rows']}x{layer['in_features']}x{layer['out_features']}"
     console.print(_times(f"one layer, {shape}, {layer['engine']}", layer["times"], layer["ratio_to_gemms"], "GEMMs"))
-    title = f"world {played.name}, {forward['calls_per_run']} forward passes"
+    title = f"world {played.name}, a forward pass, {forward['layers']} layers"
     console.print(_times(title, forward["times"], forward["ratio_to_plain"], "plain"))
     typer.echo(str(out))
 

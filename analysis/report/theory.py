@@ -27,6 +27,9 @@ def error(theory: pd.DataFrame, ax: Axes) -> Axes:
     _scatter(theory, ax, "predicted_rel_mse", "rel_mse")
     ax.set_xscale("log")
     ax.set_yscale("log")
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: text.power(round(np.log10(value)))))
+        axis.set_minor_formatter(NullFormatter())
     ax.set_xlabel("predicted relative MSE")
     ax.set_ylabel("measured relative MSE")
     median, worst = (float(2**v - 1) for v in (theory["residual"].abs().median(), theory["residual"].abs().max()))

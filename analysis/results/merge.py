@@ -42,8 +42,10 @@ def add_runs(frames: Sequence[pd.DataFrame], replicated: Collection[str] = ()) -
     how = {name: ("max" if name == "max_abs_e" else "sum") for name in schema.SUM_NAMES}
     labels = [c.name for c in schema.PER_CALL_COLUMNS if c.name not in (*_KEY, *schema.SUM_NAMES)]
     merged = grouped.agg(how | dict.fromkeys(labels, "first")).reset_index()
-    order = {layer: i for i, layer in enumerate(dict.fromkeys(frames[0]["layer"]))}
-    merged = merged.assign(_at=merged["layer"].map(order)).sort_values(["call", "_at"], kind="stable")
+    for name in ("layer", "variant", "tokens"):  # in the order of the first frame
+        order = {value: i for i, value in enumerate(dict.fromkeys(frames[0][name]))}
+        merged[f"_{name}"] = merged[name].map(order)
+    merged = merged.sort_values(["call", "_layer", "_variant", "_tokens"], kind="stable")
     return schema.conform(
         merged[[c.name for c in schema.PER_CALL_COLUMNS]].reset_index(drop=True), schema.PER_CALL_COLUMNS, "merged runs"
     )
@@ -63,7 +65,7 @@ def _check_alike(first: pd.DataFrame, other: pd.DataFrame, rank: int) -> None:
     if not shapes[0].equals(shapes[1]):
         at = (shapes[0] != shapes[1]).any(axis=1)
         layer = str(at.index[at.to_numpy(dtype=bool)][0])
-        here, there = (dict(zip(_ALIKE, s.loc[layer], strict=True)) for s in shapes)
+        here, there = (", ".join(f"{name} {s.loc[layer, name]}" for name in _ALIKE) for s in shapes)
         raise ValueError(
             f"layer {layer!r} differs between ranks: rank 0 has {here}, rank {rank} {there}; "
             "tensor-parallel layers cannot be added"

@@ -143,7 +143,7 @@ def test_find_layout_measures_its_error_in_lsb():
     x = torch.randn(16, 512)
     codes, scale = planted.half_even(x)
     _, error = find_layout(x, INT8.index(codes), scale, INT8, Told())
-    assert error == pytest.approx(12**-0.5, abs=0.02)
+    assert error == pytest.approx(0.8 * 12**-0.5, abs=0.02)  # of the best 80 %
 
 
 def test_fp8_indices_are_half_steps_apart_and_ties_go_to_even_mantissas():
