@@ -6,12 +6,20 @@ STAMP := $(VENV)/.installed
 
 export PYTHONHASHSEED := 0
 
-.PHONY: report test check format notebooks clean
+.PHONY: report studies test check format notebooks clean
 
 report: $(STAMP)
 	$(BIN)/shrinkage measure --world tiny --out reports/tiny-world --overwrite
 	$(BIN)/shrinkage report reports/tiny-world --out reports/tiny-world
 	$(BIN)/python -m analysis.report.readme
+
+# The result and every further study (factors, propagation, closed loop, theory) in one report; takes minutes.
+studies: $(STAMP)
+	$(BIN)/shrinkage measure --world tiny --out runs/studies --overwrite
+	$(BIN)/shrinkage ablate --world tiny --out runs/studies --overwrite --scenes 2 --clips 1 --every 3
+	$(BIN)/shrinkage propagate --world tiny --out runs/studies --overwrite --scenes 1 --every 2
+	$(BIN)/shrinkage rollout --world tiny --out runs/studies --overwrite --scenes 3 --clips 2
+	$(BIN)/shrinkage report runs/studies --out runs/studies
 
 test: check
 

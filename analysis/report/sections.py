@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.report import closed_loop, factors, layout, plots, propagation, style, text, theory
+from analysis.report import closed_loop, factors, layout, plots, propagation, public_kernels, style, text, theory
 from analysis.report.blocks import Block, Cell, Code, Definitions, Figure, Image, Section, Table, Text
 from analysis.report.chapter import Chapter
 from analysis.report.claims import Verdict
@@ -271,6 +271,7 @@ SECTIONS: tuple[Callable[[Chapter], Section | None], ...] = (
     propagation.section,
     closed_loop.section,
     layer_table,
+    public_kernels.section,
     definitions,
     provenance,
     reproduce,

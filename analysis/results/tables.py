@@ -153,8 +153,8 @@ def read_info(name: str, folder: str | Path) -> dict[str, Any]:
 
 
 def markdown(tables: tuple[Table, ...]) -> str:
-    """The column dictionary of these tables, for data/README.md."""
-    lines: list[str] = []
+    """The column dictionary of these tables; data/STUDIES.md is this text for `studies.TABLES`."""
+    lines = ["# Columns of the studies' tables", "", "Generated from `analysis/results/studies.py`.", ""]
     for table in tables:
         lines += [f"## {table.file}", "", f"Version {table.version}; {table.row}. Made by `{table.command}`.", ""]
         lines += ["| column | type | unit | role | meaning |", "|---|---|---|---|---|"]

@@ -1,5 +1,7 @@
 """Study tables: read back equal, refuse what is not theirs, describe themselves."""
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -77,3 +79,8 @@ def test_the_dictionary_describes_every_column():
         assert all(f"| `{name}` |" in text for name in table.names)
         assert table.key[0] == "run_id" and len(set(table.names)) == len(table.names)
     assert "how much \\| or not" in text
+
+
+def test_the_committed_dictionary_is_the_generated_one():
+    found = (Path(__file__).parents[2] / "data" / "STUDIES.md").read_text(encoding="utf-8")
+    assert found == tables.markdown(studies.TABLES), "write tables.markdown(studies.TABLES) to data/STUDIES.md"
