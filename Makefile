@@ -34,8 +34,8 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 # Runs every notebook and stores its outputs; nothing else writes them.
-notebooks: $(STAMP)
-	$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False notebooks/*.ipynb
+notebooks: studies
+	SHRINKAGE_RUN=../runs/studies $(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False notebooks/*.ipynb
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

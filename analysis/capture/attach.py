@@ -10,8 +10,6 @@ count; `complete` in run.json says whether the script ran to its end. SIGKILL le
 from __future__ import annotations
 
 import hashlib
-import os
-import signal
 import time
 import warnings
 from collections.abc import Callable
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.capture import launch, ranks
 from analysis.capture.launch import Ending, StopScript, Target
+from analysis.capture.sudden import kept_on_sudden_end
 from analysis.results import folder as run_folder
 from analysis.results import merge, provenance, schema
 from analysis.sites import SitePattern
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 
 TOKENS = ("all", "valid", "both")
 REGEX = "--sites"  # name of a pattern that the user gave
-TERMINATED = 128 + signal.SIGTERM
 _EMPTY = {"schema_version": schema.SCHEMA_VERSION, "calls": 0}
 
 
@@ -112,7 +110,7 @@ class Session:
         Returns the script's exit code, or 1 where the script ended well and `problem` says why there is no (whole)
         measurement. Raises ValueError when the options turn out wrong before the script gets anywhere.
         """
-        with _kept_on_sudden_end(self._sudden):
+        with kept_on_sudden_end(self._sudden):
             try:
                 launch.after_import("torch", self._start)
                 if self.swap is not None:
@@ -292,35 +290,3 @@ class Session:
 
 def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-class _kept_on_sudden_end:
-    """While the script runs, `os._exit` and SIGTERM first call `save`; forked children and own handlers stay as is."""
-
-    def __init__(self, save: Callable[[Ending], None]) -> None:
-        self.save, self.process, self.exit = save, os.getpid(), os._exit
-
-    def __enter__(self) -> None:
-        def exit_now(status: int) -> Any:
-            if os.getpid() == self.process:
-                self.save(Ending(status, f"os._exit({status})" if status else ""))
-            self.exit(status)
-
-        os._exit = exit_now
-        self.handles_term = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        if self.handles_term:
-            try:
-                signal.signal(signal.SIGTERM, self._terminated)
-            except ValueError:  # not the main thread
-                self.handles_term = False
-
-    def _terminated(self, number: int, frame: Any) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if os.getpid() == self.process:
-            self.save(Ending(TERMINATED, "SIGTERM"))
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    def __exit__(self, *_: Any) -> None:
-        os._exit = self.exit
-        if self.handles_term and signal.getsignal(signal.SIGTERM) == self._terminated:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 
 from analysis.capture.hooks import Event, layer_of, linear_input
+from analysis.capture.modules import alive, is_linear, is_quantized, rms_norm_of
 from analysis.capture.session import LabelledSink
-from analysis.measure.stats import Norm
 from analysis.sites import Site, SitePattern, clean_name, parse_site
 from analysis.worlds.matrix_game import Labels, Padding
 
@@ -170,7 +170,7 @@ class Watcher:
 
     def _begin(self, root: int) -> None:
         if self._open is not None:
-            if self._open.thread != threading.get_ident() and _alive(self._open.thread):
+            if self._open.thread != threading.get_ident() and alive(self._open.thread):
                 self._note("calls in a second thread while one ran")
                 return
             if self._open.thread == threading.get_ident() and self._runs(self._open.root):
@@ -201,7 +201,7 @@ class Watcher:
             self._note(f"inputs of type {type(x).__name__}")
             return
         layer = layer_of(watched.site, module, None)
-        norm = _norm(watched.norm(), len(layer.weight))
+        norm = rms_norm_of(watched.norm(), len(layer.weight))
         groups = None if self.padding is None else self.padding.groups(watched.site, x)
         plain = type(module) is nn.Linear and "forward" not in vars(module)
         self.sink.layer(Event(dataclasses.replace(layer, norm=norm), x, output, groups, plain))
@@ -249,13 +249,13 @@ class Watcher:
             self._roots.setdefault(id(root), 0)
             self._listen([site for site, _ in matched], modules)
         elif not matched and len(self.linears) < 6:
-            self.linears += [name for name, m in modules.items() if name and _is_linear(m)][: 6 - len(self.linears)]
+            self.linears += [name for name, m in modules.items() if name and is_linear(m)][: 6 - len(self.linears)]
 
     def _add(self, site: Site, module: nn.Module, modules: dict[str, nn.Module]) -> None:
         if id(module) in self._sites:
             return
-        if not _is_linear(module):
-            if not _is_quantized(module):
+        if not is_linear(module):
+            if not is_quantized(module):
                 raise ValueError(
                     f"pattern {self.pattern.name!r} matches {site.name!r}, a {type(module).__name__}, not a linear "
                     "layer; narrow the pattern to layers with a [out, in] weight"
@@ -307,33 +307,3 @@ class _Told:
 
 def _no_norm() -> None:
     return None
-
-
-def _alive(thread: int) -> bool:
-    return any(t.ident == thread for t in threading.enumerate())
-
-
-def _is_quantized(module: nn.Module) -> bool:
-    """A linear layer whose weight is held in integers: upstream's own, bitsandbytes', torchao's."""
-    return isinstance(getattr(module, "in_features", None), int)
-
-
-def _is_linear(module: nn.Module) -> bool:
-    """A linear layer with a floating weight, also while FSDP has taken the weight away."""
-    features = (getattr(module, "in_features", None), getattr(module, "out_features", None))
-    if not all(isinstance(n, int) for n in features):
-        return False
-    weight = getattr(module, "weight", None)
-    return weight.is_floating_point() if isinstance(weight, Tensor) else isinstance(module, nn.Linear)
-
-
-def _norm(module: nn.Module | None, width: int) -> Norm | None:
-    """Weight and eps of an RMSNorm over the whole [width]; None for any other norm (per head, with a mean)."""
-    weight, eps = getattr(module, "weight", None), getattr(module, "eps", None)
-    if module is None or isinstance(module, nn.LayerNorm) or not isinstance(weight, Tensor):
-        return None
-    if eps is None:
-        eps = getattr(module, "variance_epsilon", None)
-    if eps is None and isinstance(module, nn.RMSNorm):
-        eps = torch.finfo(weight.dtype).eps
-    return (weight.detach(), eps) if isinstance(eps, float) and weight.shape == (width,) else None

@@ -29,22 +29,22 @@ def markdown_page(found: Comparison) -> str:
 def verdict(pair: Pair) -> str:
     """What a reader should take away, in one or two sentences."""
     judged = len(pair.table) - pair.count(NOT_JUDGED)
+    differences = pair.table["difference"].dropna()
+    equal = " Every difference is exactly 0." if len(differences) and (differences == 0).all() else ""
     if not judged:
         return (
-            "No layer can be judged: there are no intervals on one side at least. Give runs' folders with their "
-            "per_call.parquet, or --tolerance."
+            "No layer can be judged: that takes an interval on both sides, from per_call.parquet or from interval "
+            f"columns, and at least 3 calls. --tolerance judges without.{equal}"
         )
     wrong = pair.disagreeing()
     layers_wrong = wrong["layer"].nunique()
     named = f"{len(wrong)} disagree, in {layers_wrong} layer{'s' if layers_wrong != 1 else ''}"
     found = named if len(wrong) else "none disagrees"
     said = f"Of {judged} rows (a layer and a kernel), {found}, beyond their intervals at 5 % for all rows together."
-    if (pair.table["difference"].dropna() == 0).all():
-        return said + " Every difference is exactly 0."
-    chance = judged / 20
-    return (
-        said + f" {pair.excluding_zero()} single 95 % intervals exclude 0, where chance alone gives about {chance:.0f}."
-    )
+    if equal:
+        return said + equal
+    single, chance = pair.excluding_zero(), judged / 20
+    return f"{said} {single} single 95 % intervals exclude 0, where chance alone gives about {chance:.0f}."
 
 
 def pair_blocks(pair: Pair, metric: str) -> list[Block]:

@@ -105,12 +105,16 @@ def test_compare_of_three_draws_a_figure_each(run, root, tmp_path):
     assert (tmp_path / "f-1.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_figures_draw_what_has_no_interval(run, tmp_path):
+def test_figures_draw_what_has_no_interval(run, tmp_path, capsys):
     (tmp_path / "a.csv").write_text("layer,variant,rel_mse\nx,k,1\ny,k,2\nz,k,\n")
     (tmp_path / "b.csv").write_text("layer,variant,rel_mse\nx,k,1\ny,k,3\nz,k,1\n")
     paths = tmp_path / "a.csv", tmp_path / "b.csv"
     assert run("compare", *paths, "--figure", tmp_path / "f.png", "--tolerance", 0.1, "--check") == 1
     assert run("compare", *paths, "--figure", tmp_path / "f.svg", "--check") == 0
+    capsys.readouterr()
+    assert run("compare", paths[0], paths[0]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "No layer can be judged" in said and "Every difference is exactly 0" in said
 
 
 @pytest.mark.parametrize(
