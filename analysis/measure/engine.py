@@ -47,6 +47,12 @@ class Engine(Protocol):
         self, yqs: Sequence[Tensor], y: Tensor, bias: Tensor | None, groups: Tensor, norm: stats.Norm | None
     ) -> Tensor: ...  # fmt: skip
 
+    def error_sums(
+        self, q: QuantizedInput, weight: tuple[Tensor, Tensor], y: Tensor, bias: Tensor | None, norm: stats.Norm | None
+    ) -> Tensor:  # fmt: skip
+        """Both steps: every variant's output for an input, and its sums. fp64 [V, 2, 8]."""
+        ...
+
 
 class ReferenceEngine:
     """Plain PyTorch, fp64 sums. Any device, any quantiser."""
@@ -78,15 +84,23 @@ class ReferenceEngine:
     ) -> Tensor:  # fmt: skip
         return stats.output_sums(yqs, y, bias, groups, norm)
 
+    def error_sums(
+        self, q: QuantizedInput, weight: tuple[Tensor, Tensor], y: Tensor, bias: Tensor | None, norm: stats.Norm | None
+    ) -> Tensor:  # fmt: skip
+        yqs = [self.int8_linear(a, s, *weight, bias) for a, s in zip(q.codes, q.scales, strict=True)]
+        return self.output_sums(yqs, y, bias, q.groups, norm)
+
 
 class TritonEngine:
     """Fused Triton passes: one over the input, one GEMM a variant, one over the outputs. No host synchronisation."""
 
     name = "triton"
+    fuse_pair = False  # one kernel for both products and their sums, which writes neither
 
     def __init__(self, variants: Sequence[str], quantizers: Sequence[Quantizer]) -> None:
-        from analysis.kernels import error_sums, gemm, quantize, weight
+        from analysis.kernels import error_sums, gemm, pair, quantize, weight
 
+        self._pair = pair
         self._quantize, self._gemm, self._sums, self._weight = quantize, gemm, error_sums, weight
         self.quantizers = list(quantizers)
         known = tuple(r.value for r in (numerics.Rounding.SHIPPED, numerics.Rounding.FIXED))
@@ -110,6 +124,15 @@ class TritonEngine:
         self, yqs: Sequence[Tensor], y: Tensor, bias: Tensor | None, groups: Tensor, norm: stats.Norm | None
     ) -> Tensor:  # fmt: skip
         return self._sums.output_sums(list(yqs), y, bias, groups, norm)
+
+    def error_sums(
+        self, q: QuantizedInput, weight: tuple[Tensor, Tensor], y: Tensor, bias: Tensor | None, norm: stats.Norm | None
+    ) -> Tensor:  # fmt: skip
+        if self.fuse_pair and len(q.codes) == 2:
+            (a0, a1), (s0, s1) = q.codes, q.scales
+            return self._pair.pair_error_sums(a0, s0, a1, s1, *weight, bias, y, q.groups, norm)
+        yqs = [self.int8_linear(a, s, *weight, bias) for a, s in zip(q.codes, q.scales, strict=True)]
+        return self.output_sums(yqs, y, bias, q.groups, norm)
 
 
 def pick_engine(variants: Sequence[str], device: torch.device | str, engine: str = "auto") -> Engine:

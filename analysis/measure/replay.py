@@ -108,11 +108,8 @@ class Replay:
             engine = self.engine_for(x.device.type)
             q = self._quantized(engine, x, groups)
             y = self._reference(layer, x, output, q, plain)
-            codes, scales = self._weight(engine, layer)
-            bias = layer.bias
-            yqs = [engine.int8_linear(a, s, codes, scales, bias) for a, s in zip(q.codes, q.scales, strict=True)]
-            output_sums = engine.output_sums(yqs, y, bias, q.groups, layer.norm)
-            rows = q.row_sums.expand(len(yqs), -1, -1)
+            output_sums = engine.error_sums(q, self._weight(engine, layer), y, layer.bias, layer.norm)
+            rows = q.row_sums.expand(len(self.variants), -1, -1)
             return torch.cat([rows, q.code_sums, output_sums], dim=2)
 
     def forget(self) -> None:

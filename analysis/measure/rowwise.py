@@ -1,8 +1,11 @@
 """The measurement on a CPU, fast: rows in blocks that stay in cache, fp32 sums within a row, fp64 sums over rows.
 
-Twin of `ReferenceEngine` with the same products and codes bit for bit; sums agree to 1e-6 relative and counts exactly,
-as the Triton passes' do (the effective error by the formula of `analysis.kernels.error_sums`). About a third of the
-reference's time. Roundings other than `shipped` and `fixed`, and foreign kernels, quantise by their own function.
+Twin of `ReferenceEngine` with the same products and codes bit for bit; sums agree to 1e-6 of their size and counts
+exactly, as the Triton passes' do (the effective error by the formula of `analysis.kernels.error_sums`). Roundings other
+than `shipped` and `fixed`, and foreign kernels, quantise by their own function.
+
+What costs time here is not arithmetic but fresh memory, PyTorch's calls (so: few, on blocks as large as the cache
+takes) and its kernels that write bools (so: comparisons are stored as floats).
 """
 
 from __future__ import annotations
@@ -20,39 +23,43 @@ from analysis.numerics import Rounding
 if TYPE_CHECKING:
     from analysis.measure.engine import QuantizedInput
 
-BLOCK_BYTES = 256 * 2**10  # of one fp32 buffer: half a dozen of them fit a core's L2 cache
+BLOCK_BYTES = 256 * 2**10  # of one fp32 buffer: PyTorch splits no operation below this among threads
 BELOW_HALF = 0.5 - 2.0**-25  # added with the sign of s and truncated, this rounds half away from zero, exactly
 MAX_AT = stats.OUTPUT_SUMS.index("max_abs_e")
+VARIANT_SUMS = 6  # ee, ey, ez, max|e|, (we)^2, w^2 e y; the squares as their roots until all rows are done
+_BELOW_HALF, _HALF, _ZERO, _MAX = (torch.tensor(v) for v in (BELOW_HALF, 0.5, 0.0, float(numerics.CODE_MAX)))
 
 
-class _Buffers:
-    """fp32 scratch [rows, columns], made once per width: fresh memory costs more than the arithmetic."""
+class _Scratch:
+    """fp32 and bf16 scratch [rows, columns] of one block; a name is one buffer."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        shape = (rows, columns)
+        self.s, self.sign, self.nonzero, self.offset = (torch.empty(shape) for _ in range(4))
+        self.wide, self.e, self.work = (torch.empty(shape) for _ in range(3))
+        self.y, self.z, self.wy = self.s, self.sign, self.nonzero  # never needed at the same time
+        self.narrow = torch.empty(shape, dtype=torch.bfloat16)
+
+
+class _Blocks:
+    """The blocks of rows that a tensor is worked off in, each with its scratch, which is kept for the next tensor."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[int, str], Tensor] = {}
+        self._kept: dict[tuple[int, int], _Scratch] = {}
 
-    def blocks(self, rows: int, columns: int) -> Iterator[slice]:
-        step = _step(columns)
-        yield from (slice(start, min(start + step, rows)) for start in range(0, rows, step))
-
-    def get(self, like: Tensor, name: str) -> Tensor:
-        rows, columns = like.shape
-        key = (columns, name)
-        if key not in self._kept:
-            if len(self._kept) > 64:
-                self._kept.clear()
-            self._kept[key] = torch.empty(_step(columns), columns)
-        return self._kept[key][:rows]
-
-
-def _step(columns: int) -> int:
-    return max(8, BLOCK_BYTES // (4 * columns))
+    def of(self, rows: int, columns: int) -> Iterator[tuple[slice, _Scratch]]:
+        step = max(8, BLOCK_BYTES // (4 * columns))
+        for start in range(0, rows, step):
+            size = min(step, rows - start)
+            if (size, columns) not in self._kept:
+                if len(self._kept) > 16:
+                    self._kept.clear()
+                self._kept[size, columns] = _Scratch(size, columns)
+            yield slice(start, start + size), self._kept[size, columns]
 
 
 class RowwiseEngine:
     """Plain PyTorch on a CPU, blocked by rows.
-
-    Comparisons are stored as floats: PyTorch's kernels that write bools are several times slower.
 
     Args:
         variants: names, in order; quantizers: their functions.
@@ -64,7 +71,7 @@ class RowwiseEngine:
         self, variants: Sequence[str], quantizers: Sequence[Callable[[Tensor], tuple[Tensor, Tensor]]]
     ) -> None:
         self.variants, self.quantizers = list(variants), list(quantizers)
-        self._buffers = _Buffers()
+        self._blocks = _Blocks()
 
     def quantize(self, x: Tensor, groups: Tensor) -> QuantizedInput:
         from analysis.measure.engine import QuantizedInput
@@ -81,46 +88,29 @@ class RowwiseEngine:
             (torch.empty(x.shape, dtype=torch.int8), scales) if ours else quantizer(x)
             for ours, quantizer in zip(known, self.quantizers, strict=True)
         ]
-        squares = [torch.empty(0, dtype=torch.float64)]
-        errors = [torch.empty(len(pairs), len(stats.CODE_SUMS), 0)]
-        for block in self._buffers.blocks(*x.shape):
-            at = wide[block]
-            s, sign, nonzero = (self._buffers.get(at, name) for name in ("s", "sign", "nonzero"))
-            torch.mul(at, inv[block, None], out=s)
-            torch.sign(s, out=sign)
-            torch.ne(at, 0, out=nonzero)
-            squares.append(_squared(s))
-            sums = []
-            for ours, variant, (codes, _) in zip(known, self.variants, pairs, strict=True):
-                if ours:
-                    self._round(s, sign, codes[block], variant)
-                sums.append(self._code_errors(codes[block], s, sign, nonzero))
-            errors.append(torch.stack(sums))
+        roots = torch.empty(len(x))
+        errors = torch.empty(len(pairs), len(stats.CODE_SUMS), len(x))
+        column = inv[:, None]
+        for block, at in self._blocks.of(*x.shape):
+            here = wide[block]
+            torch.mul(here, column[block], out=at.s)
+            torch.sign(at.s, out=at.sign)
+            torch.ne(here, _ZERO, out=at.nonzero)
+            torch.linalg.vector_norm(at.s, dim=1, out=roots[block])
+            for i, (codes, _) in enumerate(pairs):
+                stored = codes[block]
+                if known[i]:
+                    _round(at, stored, self.variants[i])
+                _code_errors(at, stored, errors[i, :, block].unbind())
+        errors[:, 1].square_()
         return QuantizedInput(
             x_bf16=x.to(torch.bfloat16),
             codes=[codes for codes, _ in pairs],
             scales=[scales for _, scales in pairs],
             groups=kept,
-            row_sums=_row_sums(wide, absmax, inv, torch.cat(squares), bad, groups, kept),
-            code_sums=torch.stack([_by_group(rows, kept) for rows in torch.cat(errors, dim=2)]),
+            row_sums=_row_sums(wide, absmax, inv, roots.double().square(), bad, groups, kept),
+            code_sums=_by_group(errors, kept),
         )
-
-    def _round(self, s: Tensor, sign: Tensor, out: Tensor, variant: str) -> None:
-        """s to int8 codes: storing a float truncates, which is all that `shipped` does."""
-        if variant == Rounding.FIXED:
-            s = torch.mul(sign, BELOW_HALF, out=self._buffers.get(s, "offset")).add_(s)
-        out.copy_(s)
-
-    def _code_errors(self, codes: Tensor, s: Tensor, sign: Tensor, nonzero: Tensor) -> Tensor:
-        """Row sums [5, rows] in the order of stats.CODE_SUMS. Codes have the sign of s: |code| - |s| = sign * error."""
-        wide, e, work = (self._buffers.get(s, name) for name in ("codes", "e", "work"))
-        torch.sub(wide.copy_(codes), s, out=e)
-        magnitude = torch.mul(e, sign, out=work).sum(dim=1)
-        square = _squared(e).float()
-        mismatched = torch.abs(e, out=work).gt_(0.5).sum(dim=1)
-        zeroed = torch.eq(wide, 0, out=work).mul_(nonzero).sum(dim=1)
-        saturated = wide.abs_().eq_(numerics.CODE_MAX).sum(dim=1)
-        return torch.stack([magnitude, square, mismatched, zeroed, saturated])
 
     def quantize_weight(self, w: Tensor) -> tuple[Tensor, Tensor]:
         return numerics.quantize_weight(w)
@@ -136,47 +126,110 @@ class RowwiseEngine:
     def output_sums(
         self, yqs: Sequence[Tensor], y: Tensor, bias: Tensor | None, groups: Tensor, norm: stats.Norm | None
     ) -> Tensor:  # fmt: skip
+        return self._sums([_Stored(yq) for yq in yqs], y, bias, groups, norm)
+
+    def error_sums(
+        self, q: QuantizedInput, weight: tuple[Tensor, Tensor], y: Tensor, bias: Tensor | None, norm: stats.Norm | None
+    ) -> Tensor:  # fmt: skip
+        """As `int8_linear` and `output_sums`; the outputs are made block by block and never kept."""
+        narrow = None if bias is None else bias.to(torch.bfloat16)
+        products = [
+            _Product(numerics.int8_matmul(codes, weight[0]), scales[:, None], weight[1], narrow)
+            for codes, scales in zip(q.codes, q.scales, strict=True)
+        ]
+        return self._sums(products, y, bias, q.groups, norm)
+
+    def _sums(
+        self,
+        outputs: Sequence[_Stored | _Product],
+        y: Tensor,
+        bias: Tensor | None,
+        groups: Tensor,
+        norm: stats.Norm | None,
+    ) -> Tensor:
         if y.dtype == torch.float64:  # e must be taken before anything is narrowed
-            return stats.output_sums(yqs, y, bias, groups, norm)
+            return stats.output_sums([output.whole() for output in outputs], y, bias, groups, norm)
         bias = None if bias is None else bias.float()
         weight = None if norm is None else norm[0].float()
-        shared = [torch.empty(3, 0, dtype=torch.float64)]  # yy, zz, (wy)^2
-        sums = [torch.empty(len(yqs), 6, 0, dtype=torch.float64)]
-        for block in self._buffers.blocks(*y.shape):
-            at = self._buffers.get(y[block], "y").copy_(y[block])
-            z = at if bias is None else torch.sub(at, bias, out=self._buffers.get(at, "z"))
-            wy = None if weight is None else torch.mul(at, weight, out=self._buffers.get(at, "wy"))
-            yy = _squared(at)
-            shared.append(torch.stack([yy, yy if z is at else _squared(z), yy if wy is None else _squared(wy)]))
-            sums.append(torch.stack([self._output_errors(yq[block], at, z, weight, wy) for yq in yqs]))
-        variants, common = torch.cat(sums, dim=2), torch.cat(shared, dim=1)
-        return torch.stack([_output_totals(rows, common, groups, y.shape[1], norm) for rows in variants])
-
-    def _output_errors(
-        self, yq: Tensor, y: Tensor, z: Tensor, weight: Tensor | None, wy: Tensor | None
-    ) -> Tensor:  # fmt: skip
-        """Row sums fp64 [6, rows]: ee, ey, ez, max|e|, (we)^2, w^2 e y."""
-        e, work = self._buffers.get(y, "e"), self._buffers.get(y, "work")
-        e.copy_(yq).sub_(y)
-        ee = wee = _squared(e)
-        ey = wey = torch.mul(e, y, out=work).sum(dim=1)
-        ez = ey if z is y else torch.mul(e, z, out=work).sum(dim=1)
-        largest = torch.abs(e, out=work).amax(dim=1)
-        if weight is not None and wy is not None:
-            wee = _squared(e.mul_(weight))
-            wey = torch.mul(e, wy, out=work).sum(dim=1)
-        return torch.stack([ee, ey.double(), ez.double(), largest.double(), wee, wey.double()])
+        shared = torch.zeros(3, len(y))  # yy, zz, (wy)^2, as roots
+        sums = torch.zeros(len(outputs), VARIANT_SUMS, len(y))
+        for block, at in self._blocks.of(*y.shape):
+            at.y.copy_(y[block])
+            z = at.y if bias is None else torch.sub(at.y, bias, out=at.z)
+            yy, zz, wyy = shared[:, block].unbind()
+            torch.linalg.vector_norm(at.y, dim=1, out=yy)
+            torch.linalg.vector_norm(z, dim=1, out=zz)
+            if weight is not None:
+                torch.linalg.vector_norm(torch.mul(at.y, weight, out=at.wy), dim=1, out=wyy)
+            for i, output in enumerate(outputs):
+                output.block(block, at)
+                _output_errors(at, z, weight, sums[i, :, block].unbind())
+        common = shared.double().square()
+        return torch.stack([_output_totals(rows.double(), common, groups, y.shape[1], norm) for rows in sums])
 
 
-def _squared(v: Tensor) -> Tensor:
-    """Sum of squares of each row, in one pass that keeps no temporary. fp32 [rows, columns] -> fp64 [rows]."""
-    return torch.linalg.vector_norm(v, dim=1).double().square()
+def _round(at: _Scratch, out: Tensor, variant: str) -> None:
+    """s to int8 codes: storing a float truncates, which is all that `shipped` does."""
+    out.copy_(torch.mul(at.sign, _BELOW_HALF, out=at.offset).add_(at.s) if variant == Rounding.FIXED else at.s)
+
+
+def _code_errors(at: _Scratch, codes: Tensor, out: tuple[Tensor, ...]) -> None:
+    """Row sums, each [rows], in the order of stats.CODE_SUMS. Codes have the sign of s: |code| - |s| = sign * error."""
+    torch.sub(at.wide.copy_(codes), at.s, out=at.e)
+    torch.sum(torch.mul(at.e, at.sign, out=at.work), dim=1, out=out[0])
+    torch.linalg.vector_norm(at.e, dim=1, out=out[1])
+    torch.sum(at.e.abs_().gt_(_HALF), dim=1, out=out[2])
+    torch.sum(torch.eq(at.wide, _ZERO, out=at.work).mul_(at.nonzero), dim=1, out=out[3])
+    torch.sum(at.wide.abs_().eq_(_MAX), dim=1, out=out[4])
+
+
+def _output_errors(at: _Scratch, z: Tensor, weight: Tensor | None, out: tuple[Tensor, ...]) -> None:
+    """Row sums, each [rows], in the order of VARIANT_SUMS. at.e holds the output, and is overwritten."""
+    torch.linalg.vector_norm(at.e.sub_(at.y), dim=1, out=out[0])
+    torch.sum(torch.mul(at.e, at.y, out=at.work), dim=1, out=out[1])
+    if z is at.y:
+        out[2].copy_(out[1])
+    else:
+        torch.sum(torch.mul(at.e, z, out=at.work), dim=1, out=out[2])
+    torch.amax(torch.abs(at.e, out=at.work), dim=1, out=out[3])
+    if weight is not None:
+        torch.linalg.vector_norm(at.e.mul_(weight), dim=1, out=out[4])
+        torch.sum(torch.mul(at.e, at.wy, out=at.work), dim=1, out=out[5])
+
+
+class _Stored:
+    """An output that is there."""
+
+    def __init__(self, yq: Tensor) -> None:
+        self.yq = yq
+
+    def whole(self) -> Tensor:
+        return self.yq
+
+    def block(self, rows: slice, at: _Scratch) -> None:
+        """Its rows, as fp32, into at.e."""
+        at.e.copy_(self.yq[rows])
+
+
+class _Product:
+    """An output that is made from int32 products, block by block, with numerics.dequantize's roundings."""
+
+    def __init__(self, acc: Tensor, a_scales: Tensor, b_scales: Tensor, bias: Tensor | None) -> None:
+        self.acc, self.a_scales, self.b_scales, self.bias = acc, a_scales, b_scales, bias
+
+    def whole(self) -> Tensor:
+        return numerics.dequantize(self.acc, self.a_scales[:, 0], self.b_scales, self.bias, torch.bfloat16)
+
+    def block(self, rows: slice, at: _Scratch) -> None:
+        """Its rows, as fp32, into at.e."""
+        at.narrow.copy_(at.e.copy_(self.acc[rows]).mul_(self.a_scales[rows]).mul_(self.b_scales))
+        at.e.copy_(at.narrow if self.bias is None else at.narrow.add_(self.bias))
 
 
 def _by_group(sums: Tensor, groups: Tensor) -> Tensor:
-    """Row sums [S, rows] -> fp64 [2, S]. Rows of other groups count for nothing, NaN included."""
+    """Row sums [..., S, rows] -> fp64 [..., 2, S]. Rows of other groups count for nothing, NaN included."""
     wide = sums.double()
-    return torch.stack([torch.where(groups == g, wide, 0.0).sum(dim=1) for g in stats.GROUPS])
+    return torch.stack([torch.where(groups == g, wide, 0.0).sum(dim=-1) for g in stats.GROUPS], dim=-2)
 
 
 def _row_sums(
@@ -189,26 +242,24 @@ def _row_sums(
     tiny = (inv == 0) & ~zero & ~bad  # too small for a scale, but not zero
     if bool(tiny.any()):
         crest[tiny] = absmax[tiny].double() / wide[tiny].double().square().mean(dim=1).sqrt()
-    sums = []
-    for g in stats.GROUPS:
-        rows = kept == g
-        counts = torch.stack([rows.sum(), (bad & (groups == g)).sum(), (rows & zero).sum()]).double()
-        sums.append(torch.cat([counts, torch.where(rows, crest, 0.0).sum()[None]]))
-    return torch.stack(sums)
+    counted = _by_group(torch.stack([torch.ones_like(crest), zero.double(), crest]), kept)
+    lost = _by_group(bad[None], groups)
+    return torch.cat([counted[:, :1], lost, counted[:, 1:]], dim=1)
 
 
 def _output_totals(
     sums: Tensor, shared: Tensor, groups: Tensor, columns: int, norm: stats.Norm | None
 ) -> Tensor:  # fmt: skip
     """Row sums [6, rows] and those that variants share [3, rows] -> fp64 [2, 8] in the order of stats.OUTPUT_SUMS."""
-    (ee, ey, ez, largest, wee, wey), (yy, zz, wyy) = sums, shared
+    (e, ey, ez, largest, we, wey), (yy, zz, wyy) = sums, shared
+    ee = e.square()
     effective_yy, effective_ee = yy, ee
     if norm is not None:
         mean_y, gained = yy / columns + norm[1], (2 * ey + ee) / columns
         r_y, r_q = mean_y.rsqrt(), (mean_y + gained).rsqrt()
         d = -gained * r_q.square() * r_y.square() / (r_q + r_y)
         effective_yy = r_y.square() * wyy
-        effective_ee = (r_q.square() * wee + 2 * r_q * d * wey + d.square() * wyy).clamp(min=0)
+        effective_ee = (r_q.square() * we.square() + 2 * r_q * d * wey + d.square() * wyy).clamp(min=0)
     total = _by_group(torch.stack([yy, ee, ey, zz, ez, largest, effective_yy, effective_ee]), groups)
     for i, g in enumerate(stats.GROUPS):
         total[i, MAX_AT] = torch.where(groups == g, largest, 0.0).max() if len(largest) else 0.0
