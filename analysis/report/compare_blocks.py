@@ -38,9 +38,12 @@ def verdict(pair: Pair) -> str:
         )
     wrong = pair.disagreeing()
     layers_wrong = wrong["layer"].nunique()
-    named = f"{len(wrong)} disagree, in {layers_wrong} layer{'s' if layers_wrong != 1 else ''}"
-    found = named if len(wrong) else "none disagrees"
-    said = f"Of {judged} rows (a layer and a kernel), {found}, beyond their intervals at 5 % for all rows together."
+    rows = f"{len(wrong)} row{'s' if len(wrong) != 1 else ''}"
+    named = (
+        f"{rows} in {layers_wrong} layer{'s' if layers_wrong != 1 else ''} differ by more than their intervals allow"
+    )
+    found = named if len(wrong) else "none differs by more than its interval allows"
+    said = f"Of {judged} rows (a layer and a kernel), {found}, at 5 % for all rows together."
     if equal:
         return said + equal
     single, chance = pair.excluding_zero(), judged / 20

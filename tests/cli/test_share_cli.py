@@ -82,7 +82,7 @@ def test_compare_names_the_layer_and_writes_all_forms(run, root, tmp_path, capsy
     a, b = root / "run a", root / "run b"
     assert run("compare", a, b, "--markdown", files[0], "--csv", files[1], "--figure", files[2]) == 0
     out = capsys.readouterr().out
-    assert "2 disagree, in 1 layer" in " ".join(out.split())
+    assert "2 rows in 1 layer differ by more than their intervals allow" in " ".join(out.split())
     assert "[bold]" in out  # not markup
     assert all(str(path) in out for path in files)
     text = files[0].read_text()

@@ -20,10 +20,34 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT), str(ROOT / "tests" / "report")]
 from synthetic import make_calls  # noqa: E402
 
+from analysis.results import folder as run_folder  # noqa: E402
 from analysis.results import provenance, schema, summary  # noqa: E402
 
 _FLOATS = [c.name for c in schema.SUMS if c.dtype == "float64" and c.name != "max_abs_e"]
 _ERRORS = {"sum_ee": 1.0, "sum_eff_ee": 1.0, "sum_ey": 0.5, "sum_ez": 0.5}  # powers: Cauchy-Schwarz goes on to hold
+
+INFO = {
+    "world": "synthetic",
+    "checkpoint_sha256": "ab" * 32,
+    "scenes": ["corridor", "hall"],
+    "clips": 2,
+    "seed": 0,
+    "variants": {"shipped": "cd" * 32, "fixed": "ef" * 32},
+    "reference": "bf16",
+    "tokens": "all",
+    "engine": "reference",
+    "device": "cpu",
+    "complete": True,
+    "layers_expected": 8,
+    "layers_silent": [],
+}
+
+
+def write_run(out: Path, calls: pd.DataFrame, **changes) -> Path:
+    """A run's folder with these calls and INFO, changed as given; its run id follows from both."""
+    info = INFO | changes
+    run_folder.write_run_folder(out, calls.assign(run_id=provenance.run_id(info)).reset_index(drop=True), info)
+    return out
 
 
 def make_runs(folder: Path, runs: int, layers: int = 240, calls: int = 36, seed: int = 17, tables: bool = True) -> None:
