@@ -200,11 +200,10 @@ class Watcher:
         if type(x) not in (Tensor, nn.Parameter) or x.is_meta:
             self._note(f"inputs of type {type(x).__name__}")
             return
-        layer = layer_of(watched.site, module, None)
-        norm = rms_norm_of(watched.norm(), len(layer.weight))
+        layer = layer_of(watched.site, module, rms_norm_of(watched.norm(), int(module.out_features)))  # type: ignore[arg-type]
         groups = None if self.padding is None else self.padding.groups(watched.site, x)
         plain = type(module) is nn.Linear and "forward" not in vars(module)
-        self.sink.layer(Event(dataclasses.replace(layer, norm=norm), x, output, groups, plain))
+        self.sink.layer(Event(layer, x, output, groups, plain))
 
     def _note(self, what: str) -> None:
         self.notes[what] = self.notes.get(what, 0) + 1

@@ -16,7 +16,7 @@ from rich.markup import escape
 
 import analysis
 
-GROUPS = ("measure", "attach", "world", "report", "audit", "ablate", "propagate", "rollout", "share")
+GROUPS = ("measure", "attach", "bench", "world", "report", "audit", "ablate", "propagate", "rollout", "share")
 console = Console(stderr=True)
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"

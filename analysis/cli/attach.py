@@ -1,33 +1,27 @@
-"""`shrinkage attach`, `matrix-game` and `bench`: measure any script's model unedited, and what measuring costs."""
+"""`shrinkage attach` and `matrix-game`: measure any script's model unedited."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from analysis.cli.measure import (
-    DEVICE,
     ENGINE,
     OUT,
     OVERWRITE,
     REFERENCE,
     TOKENS,
     VARIANTS,
-    WORLD,
     command_line,
     console,
-    device_name,
-    pick_device,
 )
 
 DEFAULT_PRESET = "matrix-game-3"
@@ -42,7 +36,6 @@ def register(app: typer.Typer) -> None:
     # What follows SCRIPT is the script's own, options included.
     app.command(context_settings={"allow_interspersed_args": False})(attach)
     app.command(name="matrix-game")(matrix_game)
-    app.command()(bench)
 
 
 def attach(
@@ -183,71 +176,3 @@ def matrix_game(
             )
     if not dry_run:
         _say(f"tables in {out}/*/, videos in {out / 'videos'}")
-
-
-def bench(
-    out: Annotated[Path, typer.Option(help="JSON file for the times.")],
-    world: WORLD = "tiny",
-    rows: Annotated[int, typer.Option(min=0, help="Rows of the single layer; 0: 17600 on a GPU, 768 on a CPU.")] = 0,
-    features: Annotated[int, typer.Option(min=0, help="Its width; 0: 3072 on a GPU, 256 on a CPU.")] = 0,
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds; medians are over them.")] = 7,
-    variants: VARIANTS = "shipped,fixed",
-    device: DEVICE = "auto",
-    overwrite: OVERWRITE = False,
-) -> None:
-    """What measuring costs: one layer beside its GEMMs, and a world's forward passes plain and measured.
-
-    Example: shrinkage bench --out runs/bench.json
-    """
-    from analysis.capture.forward_bench import bench_forward, first_call
-    from analysis.measure.bench import bench_layer
-    from analysis.results import provenance
-    from analysis.results.folder import check_free
-    from analysis.results.schema import replacing
-    from analysis.sites import preset
-    from analysis.worlds.world import get_world
-
-    check_free(out.parent, overwrite, (out.name,))
-    chosen, names = pick_device(device), variants.split(",")
-    gpu = chosen != "cpu"
-    width = features or (3072 if gpu else 256)
-    layer = bench_layer(rows or (17600 if gpu else 768), width, width, chosen, names, repeats=3 * repeats)
-    played = get_world(world)
-    model, scene = played.load(chosen), played.scenes()[0]
-    run = first_call(model, lambda: played.rollout(model, [scene], clips=1, seed=0))
-    forward = bench_forward(run, preset(played.sites), chosen, repeats, names)
-    record = {
-        "device": device_name(chosen),
-        "threads": None if gpu else torch_threads(),
-        "versions": provenance.versions(),
-        "git_commit": provenance.git_commit(),
-        "command": command_line(),
-        "world": played.name,
-        "checkpoint_sha256": played.checkpoint_sha256(),
-        "layer": layer,
-        "forward": forward,
-    }
-    with replacing(out) as temporary:
-        temporary.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    shape = f"{layer['rows']}x{layer['in_features']}x{layer['out_features']}"
-    console.print(_times(f"one layer, {shape}, {layer['engine']}", layer["times"], layer["ratio_to_gemms"], "GEMMs"))
-    title = f"world {played.name}, a forward pass, {forward['layers']} layers"
-    console.print(_times(title, forward["times"], forward["ratio_to_plain"], "plain"))
-    typer.echo(str(out))
-
-
-def torch_threads() -> int:
-    """Threads that PyTorch uses on a CPU."""
-    import torch
-
-    return torch.get_num_threads()
-
-
-def _times(title: str, times: dict[str, Any], ratios: dict[str, float], base: str) -> Table:
-    table = Table(title=title)
-    for name in ("", "median", "quartiles", f"of {base}"):
-        table.add_column(name, justify="right" if name else "left")
-    for name, timing in times.items():
-        low, high = (f"{1e3 * timing[k]:.3f}" for k in ("low_s", "high_s"))
-        table.add_row(name, f"{1e3 * timing['median_s']:.3f} ms", f"{low} .. {high}", f"{ratios[name]:.3f}x")
-    return table

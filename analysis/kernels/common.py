@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def"
-"""What the Triton kernels share: casts that the interpreter gets wrong, and the fp64 sum of per-row statistics.
+"""What the Triton kernels share: launching, casts that the interpreter gets wrong, and the fp64 sum of row statistics.
 
 Triton's interpreter truncates fp32 -> bf16 and drops the low bits of denormal bf16, so both casts are written out.
 On a GPU they are the hardware's own (round to nearest even).
@@ -10,12 +10,48 @@ so two runs give the same bits; no host synchronisation.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+_compiled: dict[tuple[Any, ...], Any] = {}
+
+
+def launch(
+    kernel: Any, grid: tuple[int, int, int], args: tuple[Any, ...], constants: tuple[Any, ...], **options: Any
+) -> None:
+    """`kernel[grid](*args, *constants, **options)` on the device of the first argument, a tensor, in fewer steps.
+
+    Triton works out at every launch which compiled kernel its arguments need; in a hook, where a layer takes six
+    launches, that is most of what the host does. Here the answer is kept by all that it depends on: dtypes, whether
+    pointers and integers divide by 16, constants and options. `constants` are the kernel's last parameters.
+    """
+    device = args[0].get_device()
+    if device != (torch.cuda.current_device() if device >= 0 else device):
+        with torch.cuda.device(device):
+            return launch(kernel, grid, args, constants, **options)
+    key = (kernel, device, *map(_kind, args), constants, *options.items())
+    compiled = _compiled.get(key)
+    if compiled is not None:
+        compiled[grid](*args, *constants)
+        return None
+    compiled = kernel[grid](*args, *constants, **options)
+    if compiled is not None and not INTERPRETED.value:
+        _compiled[key] = compiled
+    return None
+
+
+def _kind(arg: Any) -> Any:
+    """What Triton compiles a kernel for, of one argument."""
+    if isinstance(arg, Tensor):
+        return arg.dtype, arg.data_ptr() % 16 == 0
+    if isinstance(arg, int):
+        return arg == 1, arg % 16 == 0, arg < 2**31
+    return type(arg)
 
 
 @triton.jit
@@ -43,6 +79,7 @@ def _combine_kernel(
 ):
     statistic = tl.program_id(0)
     stats_ptr += statistic.to(tl.int64) * rows
+    out_ptr += statistic // PERIOD * 2 * PERIOD + statistic % PERIOD
     offsets = tl.arange(0, BLOCK)
     total_1 = tl.zeros([BLOCK], tl.float64)
     total_2 = tl.zeros([BLOCK], tl.float64)
@@ -59,35 +96,29 @@ def _combine_kernel(
             total_1 += first
             total_2 += second
     if statistic % PERIOD == MAX_AT:
-        tl.store(out_ptr + 2 * statistic, tl.max(total_1, 0))
-        tl.store(out_ptr + 2 * statistic + 1, tl.max(total_2, 0))
+        tl.store(out_ptr, tl.max(total_1, 0))
+        tl.store(out_ptr + PERIOD, tl.max(total_2, 0))
     else:
-        tl.store(out_ptr + 2 * statistic, tl.sum(total_1, 0))
-        tl.store(out_ptr + 2 * statistic + 1, tl.sum(total_2, 0))
+        tl.store(out_ptr, tl.sum(total_1, 0))
+        tl.store(out_ptr + PERIOD, tl.sum(total_2, 0))
 
 
 def combine(stats: Tensor, groups: Tensor, period: int = 1, max_at: int = -1) -> Tensor:
-    """Per-row statistics, fp32 [S, M], added over the rows of group 1 and of group 2 -> fp64 [S, 2].
+    """Per-row statistics, fp32 [V * period, M], added over the rows of group 1 and of group 2 -> fp64 [V, 2, period].
 
     Statistic s with s % period == max_at merges by maximum (of values >= 0). Rows of other groups count for nothing,
     NaN included. groups: uint8 [M].
     """
     count, rows = stats.shape
+    shape = (count // period, 2, period)
     if rows == 0:
-        return torch.zeros(count, 2, dtype=torch.float64, device=stats.device)
-    out = torch.empty(count, 2, dtype=torch.float64, device=stats.device)
-    with torch.cuda.device_of(stats):
-        _combine_kernel[(count,)](
-            stats,
-            groups,
-            out,
-            rows,
-            PERIOD=period,
-            MAX_AT=max_at,
-            BLOCK=min(2048, triton.next_power_of_2(rows)),
-            num_warps=8,
-            enable_fp_fusion=False,
-        )
+        return torch.zeros(shape, dtype=torch.float64, device=stats.device)
+    out = torch.empty(shape, dtype=torch.float64, device=stats.device)
+    block = min(2048, triton.next_power_of_2(rows))
+    launch(
+        _combine_kernel, (count, 1, 1), (stats, groups, out, rows), (period, max_at, block),
+        num_warps=8, enable_fp_fusion=False,
+    )  # fmt: skip
     return out
 
 

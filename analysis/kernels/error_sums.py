@@ -24,9 +24,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from analysis.kernels.common import check_groups, combine, to_fp32
+from analysis.kernels.common import check_groups, combine, launch, to_fp32
 
-WARPS = 2
+WARPS = 1
 BLOCK = 512
 STATS = 8  # in the order of measure.stats.OUTPUT_SUMS
 MAX_AT = 5  # max_abs_e merges by maximum
@@ -175,32 +175,21 @@ def output_sums(
     bias = None if bias is None else bias.contiguous()
     weight = None if norm is None else norm[0].contiguous()
     eps = 0.0 if norm is None else float(norm[1])
+    size = max(16, min(BLOCK, triton.next_power_of_2(columns)))
     for i in range(0, len(yqs) if rows else 0, 2):
         first = yqs[i]
         second = yqs[i + 1] if i + 1 < len(yqs) else None
-        with torch.cuda.device_of(y):
-            _sums_kernel[(rows,)](
-                y,
-                y.stride(0),
-                first,
-                first.stride(0),
-                second,
-                0 if second is None else second.stride(0),
-                bias,
-                weight,
-                groups,
-                stats[i * STATS :],
-                rows,
-                columns,
-                eps,
-                HAS_BIAS=bias is not None,
-                HAS_NORM=weight is not None,
-                PAIR=second is not None,
-                SIZE=max(16, min(BLOCK, triton.next_power_of_2(columns))),
-                num_warps=WARPS,
-                enable_fp_fusion=True,
-            )
-    return combine(stats, groups, period=STATS, max_at=MAX_AT).view(len(yqs), STATS, 2).transpose(1, 2)
+        strides = y.stride(0), first.stride(0), 0 if second is None else second.stride(0)
+        launch(
+            _sums_kernel,
+            (rows, 1, 1),
+            (y, strides[0], first, strides[1], second, strides[2], bias, weight, groups, stats[i * STATS :], rows,
+             columns, eps),
+            (bias is not None, weight is not None, second is not None, size),
+            num_warps=WARPS,
+            enable_fp_fusion=True,
+        )  # fmt: skip
+    return combine(stats, groups, period=STATS, max_at=MAX_AT)
 
 
 def check_outputs(yqs: list[Tensor], y: Tensor, bias: Tensor | None, norm: Norm | None) -> None:

@@ -2,6 +2,7 @@
 """Triton int8 linear layer: exact int32 products, the contract's epilogue, every tail masked.
 
     y = int8_linear(codes, scales, w_codes, w_scales, bias)       # [M, N] bf16, equals numerics.int8_linear bit for bit
+    ys = int8_linears(codes, scales, w_codes, w_scales, bias)     # the same for codes [V, M, K], in one launch
 
 The block shape is chosen from the problem's size, without tuning at run time: a user's first call compiles one kernel.
 """
@@ -9,37 +10,30 @@ The block shape is chosen from the problem's size, without tuning at run time: a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from analysis.kernels.common import INTERPRETED, from_fp32, to_fp32
+from analysis.kernels.common import INTERPRETED, from_fp32, launch, to_fp32
 
 GROUP_ROWS = 8  # block rows that share weight tiles in L2
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """A block shape [m, n] with inner step k, and how many warps and pipeline stages work on it.
-
-    tma: fetch tiles by the copy engine of compute capability 9 where rows lie on 16-byte boundaries.
-    """
+    """A block shape [m, n] with inner step k, and how many warps and pipeline stages work on it."""
 
     m: int
     n: int
     k: int
     warps: int
     stages: int
-    tma: bool = False
 
 
-LARGE = Blocks(256, 128, 128, warps=8, stages=3)
-MEDIUM = Blocks(128, 128, 128, warps=8, stages=4)
-SMALL = Blocks(64, 128, 128, warps=4, stages=4)
+LARGE = Blocks(128, 128, 128, warps=4, stages=3)  # two of them share a multiprocessor
+SMALL = Blocks(64, 128, 128, warps=4, stages=3)
 INTERPRETER = Blocks(32, 32, 64, warps=1, stages=1)
 
 
@@ -92,6 +86,7 @@ def _finish(
 @triton.jit(do_not_specialize=["rows"])
 def _linear_kernel(
     a_ptr,
+    a_plane,
     a_stride,
     a_scales_ptr,
     b_ptr,
@@ -109,7 +104,12 @@ def _linear_kernel(
     K: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    block_m, block_n = tile_of(tl.program_id(0), tl.cdiv(rows, M), tl.cdiv(columns, N), GROUP)
+    blocks_m, blocks_n = tl.cdiv(rows, M), tl.cdiv(columns, N)
+    plane = (tl.program_id(0) // (blocks_m * blocks_n)).to(tl.int64)
+    block_m, block_n = tile_of(tl.program_id(0) % (blocks_m * blocks_n), blocks_m, blocks_n, GROUP)
+    a_ptr += plane * a_plane
+    a_scales_ptr += plane * rows
+    y_ptr += plane * rows * columns
     at_m = block_m * M + tl.arange(0, M)
     at_n = block_n * N + tl.arange(0, N)
     at_k = tl.arange(0, K)
@@ -132,40 +132,11 @@ def _linear_kernel(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _linear_tma_kernel(
-    a_desc,
-    a_scales_ptr,
-    b_desc,
-    b_scales_ptr,
-    bias_ptr,
-    y_ptr,
-    rows,
-    columns,
-    inner,
-    HAS_BIAS: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    GROUP: tl.constexpr,
-):
-    """The same layer, its tiles fetched by the copy engine, which fills what lies outside with zeros."""
-    block_m, block_n = tile_of(tl.program_id(0), tl.cdiv(rows, M), tl.cdiv(columns, N), GROUP)
-    acc = tl.zeros([M, N], tl.int32)
-    for start in range(0, inner, K):
-        a = a_desc.load([block_m * M, start])
-        b = b_desc.load([block_n * N, start])
-        acc = tl.dot(a, b.T, acc, out_dtype=tl.int32)
-    _finish(
-        acc, block_m, block_n, a_scales_ptr, b_scales_ptr, bias_ptr, y_ptr, rows, columns, HAS_BIAS=HAS_BIAS, M=M, N=N
-    )  # fmt: skip
-
-
 def pick_blocks(rows: int) -> Blocks:
     """The block shape for a layer with so many rows."""
     if INTERPRETED.value:
         return INTERPRETER
-    return LARGE if rows > 2048 else MEDIUM if rows > 512 else SMALL
+    return LARGE if rows > 512 else SMALL
 
 
 def int8_linear(
@@ -195,54 +166,45 @@ def int8_linear(
         ValueError: a wrong dtype or shape, naming it.
     """
     check_operands(a, a_scales, b, b_scales, bias, out_dtype)
-    (rows, inner), columns = a.shape, b.shape[0]
-    y = torch.empty(rows, columns, dtype=out_dtype, device=a.device) if out is None else out
-    if rows == 0:
-        return y
-    a = a if a.stride(1) == 1 else a.contiguous()
-    b = b if b.stride(1) == 1 else b.contiguous()
-    if bias is not None:
-        bias = (bias.to(out_dtype) if bias.dtype == torch.float64 else bias).contiguous()
-    blocks = blocks or pick_blocks(rows)
-    shape = {"M": blocks.m, "N": blocks.n, "K": blocks.k, "GROUP": GROUP_ROWS}
-    launch = {"num_warps": blocks.warps, "num_stages": blocks.stages, "enable_fp_fusion": False}
-    scales = a_scales.contiguous(), b_scales.contiguous()
-    sizes = rows, columns, inner
-    grid = (triton.cdiv(rows, blocks.m) * triton.cdiv(columns, blocks.n),)
-    with torch.cuda.device_of(a):
-        if blocks.tma and _tma_can_read(a) and _tma_can_read(b):
-            a_tiles = TensorDescriptor.from_tensor(a, [blocks.m, blocks.k])
-            b_tiles = TensorDescriptor.from_tensor(b, [blocks.n, blocks.k])
-            _linear_tma_kernel[grid](
-                a_tiles, scales[0], b_tiles, scales[1], bias, y, *sizes, HAS_BIAS=bias is not None, **shape, **launch
-            )  # fmt: skip
-        else:
-            _linear_kernel[grid](
-                a,
-                a.stride(0),
-                scales[0],
-                b,
-                b.stride(0),
-                scales[1],
-                bias,
-                y,
-                *sizes,
-                HAS_BIAS=bias is not None,
-                EVEN_K=inner % blocks.k == 0,
-                **shape,
-                **launch,
-            )
+    y = torch.empty(a.shape[0], b.shape[0], dtype=out_dtype, device=a.device) if out is None else out
+    _multiply(a if a.stride(1) == 1 else a.contiguous(), a_scales, b, b_scales, bias, y, 1, blocks)
     return y
 
 
-def _tma_can_read(codes: Tensor) -> bool:
-    aligned = codes.data_ptr() % 16 == 0 and codes.stride(0) % 16 == 0
-    return aligned and (INTERPRETED.value or _capability(codes.device)[0] >= 9)
+def int8_linears(
+    a: Tensor, a_scales: Tensor, b: Tensor, b_scales: Tensor, bias: Tensor | None, *, blocks: Blocks | None = None
+) -> Tensor:
+    """`int8_linear` of V inputs of one shape, in one launch: the last tiles of one keep company with the next's first.
+
+    a: int8 [V, M, K], contiguous; a_scales: fp32 [V, M], contiguous -> bf16 [V, M, N]. The rest as `int8_linear`.
+    """
+    check_operands(a[0], a_scales[0], b, b_scales, bias, torch.bfloat16)
+    if not a.is_contiguous() or not a_scales.is_contiguous():
+        raise ValueError("expected codes and scales contiguous, got a view; stack them first")
+    y = torch.empty(*a.shape[:2], b.shape[0], dtype=torch.bfloat16, device=a.device)
+    _multiply(a, a_scales, b, b_scales, bias, y, len(a), blocks)
+    return y
 
 
-@cache
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
+def _multiply(
+    a: Tensor, a_scales: Tensor, b: Tensor, b_scales: Tensor, bias: Tensor | None, y: Tensor, planes: int,
+    blocks: Blocks | None,
+) -> None:  # fmt: skip
+    """Fill y [(V,) M, N] from a [(V,) M, K]."""
+    rows, inner = a.shape[-2:]
+    columns = b.shape[0]
+    if rows == 0:
+        return
+    b = b if b.stride(1) == 1 else b.contiguous()
+    if bias is not None:
+        bias = (bias.to(y.dtype) if bias.dtype == torch.float64 else bias).contiguous()
+    blocks = blocks or pick_blocks(rows)
+    options = {"num_warps": blocks.warps, "num_stages": blocks.stages, "enable_fp_fusion": False}
+    scales = a_scales.contiguous(), b_scales.contiguous()
+    has_bias, shape = bias is not None, (blocks.m, blocks.n, blocks.k, GROUP_ROWS)
+    grid = (planes * triton.cdiv(rows, blocks.m) * triton.cdiv(columns, blocks.n), 1, 1)
+    args = (a, rows * inner, a.stride(-2), scales[0], b, b.stride(0), scales[1], bias, y, rows, columns, inner)
+    launch(_linear_kernel, grid, args, (has_bias, inner % blocks.k == 0, *shape), **options)
 
 
 def check_operands(

@@ -15,19 +15,20 @@ FMA contraction: x * inv followed by an addition must round twice, as the contra
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from analysis.kernels.common import check_groups, combine, from_fp32, to_fp32
+from analysis.kernels.common import check_groups, combine, from_fp32, launch, to_fp32
 from analysis.numerics import Rounding, check_rows
 
 WARPS = 2
 BLOCK = 512
 ROW_STATS = 4  # rows, nonfinite_rows, zero_rows, sum_crest
-CODE_STATS = 5  # in the order of measure.stats.CODE_SUMS
+STATS = 9  # of a rounding: those of the row, and five in the order of measure.stats.CODE_SUMS
 
 INF_BITS = tl.constexpr(0x7F800000)
 TINY_GAIN = tl.constexpr(2.0**126)  # lifts a row too small for 127 / absmax to where its crest factor can be taken
@@ -74,6 +75,17 @@ def _code_error(code, s, x, SIZE: tl.constexpr):
     )
 
 
+@triton.jit
+def _store_stats(stats_ptr, rows, finite, counts, zero, crest, sums):
+    """A row's nine statistics of one rounding: rows, nonfinite, zero, crest, and the five of its codes."""
+    tl.store(stats_ptr, counts)
+    tl.store(stats_ptr + rows, 1.0 - counts)
+    tl.store(stats_ptr + 2 * rows, zero)
+    tl.store(stats_ptr + 3 * rows, crest)
+    for i in tl.static_range(5):
+        tl.store(stats_ptr + (4 + i) * rows, tl.where(finite, tl.sum(sums[i], 0), 0.0))
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _rows_kernel(
     x_ptr,
@@ -98,15 +110,15 @@ def _rows_kernel(
     x_ptr += row * x_stride
     at = tl.arange(0, SIZE)
 
-    # |x| as integers orders like |x|, with Inf and NaN on top, where a float maximum would swallow a NaN.
-    top = tl.zeros([SIZE], tl.int32)
+    top = tl.zeros([SIZE], tl.float32)
     top_shipped = tl.zeros([SIZE], tl.float32)
     for start in range(0, columns, SIZE):
         x = to_fp32(tl.load(x_ptr + start + at, mask=start + at < columns, other=0.0))
-        top = tl.maximum(top, x.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+        top = tl.maximum(top, tl.abs(x), propagate_nan=tl.PropagateNan.ALL)
         if SHIPPED:
             top_shipped = tl.maximum(top_shipped, tl.abs(x))
-    top_bits = tl.max(top, 0)
+    # As integers |x| orders like |x|, with Inf and NaN on top: this maximum swallows no NaN either.
+    top_bits = tl.max(top.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0)
     finite = top_bits < INF_BITS
     inv = tl.math.div_rn(127.0, top_bits.to(tl.float32, bitcast=True))
     measurable = finite & (inv < float("inf"))
@@ -124,14 +136,17 @@ def _rows_kernel(
     sums_fixed = (none, none, none, none, none)
     for start in range(0, columns, SIZE):
         inside = start + at < columns
-        x = to_fp32(tl.load(x_ptr + start + at, mask=inside, other=0.0))
+        # Where only codes are wanted, a row that has none is not even read: its zeros need no selection.
+        wanted = inside if SHIPPED or CAST or STATS else inside & measurable
+        x = to_fp32(tl.load(x_ptr + start + at, mask=wanted, other=0.0))
         out = row * columns + start + at
         if CAST:
             tl.store(cast_ptr + out, from_fp32(x, tl.bfloat16), mask=inside)
         s = x * inv
         if STATS:
             squares += _fold(s * s, SIZE)
-        s = tl.where(measurable, s, 0.0)
+        if SHIPPED or CAST or STATS:
+            s = tl.where(measurable, s, 0.0)
         if SHIPPED:
             # Frozen on purpose: this is the kernel under study. Its offset is cast to int8, which makes it 0, before it
             # is added; storing the float to int8 then truncates toward zero.
@@ -171,35 +186,39 @@ def _rows_kernel(
         rms = tl.sqrt(tl.sum(squares, 0) / columns)
         nonzero = finite & (top_bits > 0)
         crest = tl.where(nonzero, top_bits.to(tl.float32, bitcast=True) * inv / rms, 0.0)
-        tl.store(stats_ptr, counts)
-        tl.store(stats_ptr + rows, 1.0 - counts)
-        tl.store(stats_ptr + 2 * rows, tl.where(top_bits == 0, 1.0, 0.0))
-        tl.store(stats_ptr + 3 * rows, crest)
-        stats_ptr += 4 * rows
+        zero = tl.where(top_bits == 0, 1.0, 0.0)
         if SHIPPED:
-            for i in tl.static_range(5):
-                tl.store(stats_ptr + i * rows, tl.where(finite, tl.sum(sums_shipped[i], 0), 0.0))
-            stats_ptr += 5 * rows
+            _store_stats(stats_ptr, rows, finite, counts, zero, crest, sums_shipped)
+            stats_ptr += 9 * rows
         if FIXED:
-            for i in tl.static_range(5):
-                tl.store(stats_ptr + i * rows, tl.where(finite, tl.sum(sums_fixed[i], 0), 0.0))
+            _store_stats(stats_ptr, rows, finite, counts, zero, crest, sums_fixed)
 
 
 @dataclass(frozen=True)
 class QuantizedPass:
-    """What one pass over x [M, K] leaves. Lists are in the order of the roundings, V of them.
+    """What one pass over x [M, K] leaves, V roundings in their order.
 
+    x_bf16: [M, K]; codes: int8 [V, M, K]; scales: fp32 [V, M].
     groups: uint8 [M], the groups given, with rows that hold NaN or Inf set to 0.
-    row_sums: fp64 [2, 4], per group 1 and 2: rows, nonfinite_rows (by the group they had), zero_rows, sum_crest.
-    code_sums: fp64 [V, 2, 5], in the order of `measure.stats.CODE_SUMS`.
+    sums: fp64 [V, 2, 9], per rounding and group 1 and 2: rows, nonfinite_rows (by the group they had), zero_rows,
+        sum_crest, and the order of `measure.stats.CODE_SUMS`.
     """
 
     x_bf16: Tensor
-    codes: list[Tensor]
-    scales: list[Tensor]
+    codes: Tensor
+    scales: Tensor
     groups: Tensor
-    row_sums: Tensor
-    code_sums: Tensor
+    sums: Tensor
+
+    @property
+    def row_sums(self) -> Tensor:
+        """fp64 [2, 4]: what does not depend on the rounding."""
+        return self.sums[0, :, :ROW_STATS]
+
+    @property
+    def code_sums(self) -> Tensor:
+        """fp64 [V, 2, 5]."""
+        return self.sums[:, :, ROW_STATS:]
 
 
 def quantize_rows(
@@ -248,28 +267,30 @@ def quantize_pass(x: Tensor, roundings: tuple[Rounding, ...], groups: Tensor) ->
     """
     _check(x, roundings)
     groups = check_groups(groups, x.shape[0], x.device)
-    variants = {rounding: _outputs(x) for rounding in sorted(roundings, key=[*Rounding].index)}
+    ordered, positions = _order(roundings)
+    codes = torch.empty(len(ordered), *x.shape, dtype=torch.int8, device=x.device)
+    scales = torch.empty(len(ordered), x.shape[0], device=x.device)
     cast = x if x.dtype == torch.bfloat16 else torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
     measured = torch.empty_like(groups)
-    stats = torch.empty(ROW_STATS + CODE_STATS * len(variants), x.shape[0], device=x.device)
+    stats = torch.empty(STATS * len(ordered), x.shape[0], device=x.device)
+    variants = dict(zip(ordered, zip(codes, scales, strict=True), strict=True))
     _launch(x, variants, cast=None if cast is x else cast, groups=groups, measured=measured, stats=stats)
-    sums = combine(stats, groups)  # [S, 2]
-    code_sums = sums[ROW_STATS:].view(len(variants), CODE_STATS, 2).transpose(1, 2)
-    order = [[*variants].index(rounding) for rounding in roundings]
-    return QuantizedPass(
-        x_bf16=cast,
-        codes=[variants[rounding][0] for rounding in roundings],
-        scales=[variants[rounding][1] for rounding in roundings],
-        groups=measured,
-        row_sums=sums[:ROW_STATS].t(),
-        code_sums=code_sums if order == sorted(order) else code_sums[order],
-    )
+    sums = combine(stats, groups, period=STATS)
+    if positions is not None:
+        codes, scales, sums = codes[positions], scales[positions], sums[positions]
+    return QuantizedPass(cast, codes, scales, measured, sums)
 
 
 def _check(x: Tensor, roundings: tuple[Rounding, ...]) -> None:
     check_rows(x)
     if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         raise ValueError(f"expected x as fp32, fp16 or bf16, got {x.dtype}; cast it first")
+    _order(roundings)
+
+
+@cache
+def _order(roundings: tuple[Rounding, ...]) -> tuple[tuple[Rounding, ...], list[int] | None]:
+    """The roundings as the kernel takes them, SHIPPED first, and where the caller's lie among those; None: the same."""
     if not roundings or len(set(roundings)) != len(roundings):
         raise ValueError(f"expected one or two different roundings, got {[str(r) for r in roundings]}")
     for rounding in roundings:
@@ -278,6 +299,8 @@ def _check(x: Tensor, roundings: tuple[Rounding, ...]) -> None:
                 f"rounding {str(rounding)!r} has no Triton kernel, only 'shipped' and 'fixed' do; "
                 "use analysis.numerics.quantize_rows, the reference, for it"
             )
+    ordered = tuple(r for r in (Rounding.SHIPPED, Rounding.FIXED) if r in roundings)
+    return ordered, None if ordered == roundings else [ordered.index(rounding) for rounding in roundings]
 
 
 def _outputs(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -299,23 +322,12 @@ def _launch(
     if x.stride(1) != 1:
         x = x.contiguous()
     shipped, fixed = variants.get(Rounding.SHIPPED, (None, None)), variants.get(Rounding.FIXED, (None, None))
-    with torch.cuda.device_of(x):
-        _rows_kernel[(rows,)](
-            x,
-            x.stride(0),
-            cast,
-            *shipped,
-            *fixed,
-            groups,
-            measured,
-            stats,
-            rows,
-            columns,
-            SHIPPED=Rounding.SHIPPED in variants,
-            FIXED=Rounding.FIXED in variants,
-            CAST=cast is not None,
-            STATS=stats is not None,
-            SIZE=max(16, min(BLOCK, triton.next_power_of_2(columns))),
-            num_warps=WARPS,
-            enable_fp_fusion=False,
-        )
+    size = max(16, min(BLOCK, triton.next_power_of_2(columns)))
+    launch(
+        _rows_kernel,
+        (rows, 1, 1),
+        (x, x.stride(0), cast, *shipped, *fixed, groups, measured, stats, rows, columns),
+        (Rounding.SHIPPED in variants, Rounding.FIXED in variants, cast is not None, stats is not None, size),
+        num_warps=WARPS,
+        enable_fp_fusion=False,
+    )

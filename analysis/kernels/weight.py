@@ -14,11 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from analysis.kernels.common import to_fp32
+from analysis.kernels.common import launch, to_fp32
 from analysis.numerics import check_rows
 
 WARPS = 4
-BLOCK = 4096
+BLOCK = 1024
 HALF_EVEN = tl.constexpr(1.5 * 2.0**23)  # adding it leaves no bits below 1, and fp32 addition rounds half to even
 SCALE_MIN = tl.constexpr(1e-12)
 
@@ -59,15 +59,9 @@ def quantize_weight(w: Tensor) -> tuple[Tensor, Tensor]:
     codes = torch.empty(rows, columns, dtype=torch.int8, device=device)
     scales = torch.empty(rows, dtype=torch.float32, device=device)
     if rows > 0:
-        with torch.cuda.device_of(w):
-            _weight_kernel[(rows,)](
-                w,
-                w.stride(0),
-                codes,
-                scales,
-                columns,
-                SIZE=max(16, min(BLOCK, triton.next_power_of_2(columns))),
-                num_warps=WARPS,
-                enable_fp_fusion=False,
-            )
+        size = max(16, min(BLOCK, triton.next_power_of_2(columns)))
+        launch(
+            _weight_kernel, (rows, 1, 1), (w, w.stride(0), codes, scales, columns), (size,),
+            num_warps=WARPS, enable_fp_fusion=False,
+        )  # fmt: skip
     return codes, scales

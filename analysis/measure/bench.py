@@ -63,7 +63,7 @@ def alternate(
             if scratch is not None:
                 scratch.zero_()
             seconds[name].append(_on_gpu(function) if cuda else _on_cpu(function))
-    return {name: _timing(values) for name, values in seconds.items()}
+    return {name: timing(values) for name, values in seconds.items()}
 
 
 def _on_gpu(function: Callable[[], Any]) -> float:
@@ -82,7 +82,8 @@ def _on_cpu(function: Callable[[], Any]) -> float:
     return time.perf_counter() - started
 
 
-def _timing(seconds: Sequence[float]) -> Timing:
+def timing(seconds: Sequence[float]) -> Timing:
+    """Median and quartiles of seconds."""
     ordered = sorted(seconds)
     quarter = len(ordered) // 4
     return Timing(statistics.median(ordered), ordered[quarter], ordered[-1 - quarter], len(ordered))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -25,11 +26,16 @@ class QuantizedInput:
     """One input, quantised once per variant and shared by every layer that reads it."""
 
     x_bf16: Tensor  # bf16 [M, K]
-    codes: list[Tensor]  # per variant: int8 [M, K]
-    scales: list[Tensor]  # per variant: fp32 [M]
+    codes: Sequence[Tensor] | Tensor  # per variant: int8 [M, K]
+    scales: Sequence[Tensor] | Tensor  # per variant: fp32 [M]
     groups: Tensor  # uint8 [M]; rows with NaN or Inf are 0
     row_sums: Tensor  # fp64 [2, 4]
     code_sums: Tensor  # fp64 [V, 2, 5]
+
+    @cached_property
+    def sums(self) -> Tensor:
+        """fp64 [V, 2, 9]: what the layers that share this input have in common of stats.ALL_SUMS."""
+        return torch.cat([self.row_sums.expand(len(self.code_sums), -1, -1), self.code_sums], dim=2)
 
 
 class Engine(Protocol):
@@ -95,12 +101,10 @@ class TritonEngine:
     """Fused Triton passes: one over the input, one GEMM a variant, one over the outputs. No host synchronisation."""
 
     name = "triton"
-    fuse_pair = False  # one kernel for both products and their sums, which writes neither
 
     def __init__(self, variants: Sequence[str], quantizers: Sequence[Quantizer]) -> None:
-        from analysis.kernels import error_sums, gemm, pair, quantize, weight
+        from analysis.kernels import error_sums, gemm, quantize, weight
 
-        self._pair = pair
         self._quantize, self._gemm, self._sums, self._weight = quantize, gemm, error_sums, weight
         self.quantizers = list(quantizers)
         known = tuple(r.value for r in (numerics.Rounding.SHIPPED, numerics.Rounding.FIXED))
@@ -128,10 +132,10 @@ class TritonEngine:
     def error_sums(
         self, q: QuantizedInput, weight: tuple[Tensor, Tensor], y: Tensor, bias: Tensor | None, norm: stats.Norm | None
     ) -> Tensor:  # fmt: skip
-        if self.fuse_pair and len(q.codes) == 2:
-            (a0, a1), (s0, s1) = q.codes, q.scales
-            return self._pair.pair_error_sums(a0, s0, a1, s1, *weight, bias, y, q.groups, norm)
-        yqs = [self.int8_linear(a, s, *weight, bias) for a, s in zip(q.codes, q.scales, strict=True)]
+        if isinstance(q.codes, Tensor) and isinstance(q.scales, Tensor):
+            yqs = list(self._gemm.int8_linears(q.codes, q.scales, *weight, bias))
+        else:
+            yqs = [self.int8_linear(a, s, *weight, bias) for a, s in zip(q.codes, q.scales, strict=True)]
         return self.output_sums(yqs, y, bias, q.groups, norm)
 
 

@@ -109,8 +109,7 @@ class Replay:
             q = self._quantized(engine, x, groups)
             y = self._reference(layer, x, output, q, plain)
             output_sums = engine.error_sums(q, self._weight(engine, layer), y, layer.bias, layer.norm)
-            rows = q.row_sums.expand(len(self.variants), -1, -1)
-            return torch.cat([rows, q.code_sums, output_sums], dim=2)
+            return torch.cat([q.sums, output_sums], dim=2)
 
     def forget(self) -> None:
         """Drop the tensors kept for sharing (call at the end of a forward pass)."""

@@ -2,18 +2,18 @@
 
     python tests/gpu/bench_kernels.py --out kernels.json [--sweep]
 
-CUDA events, median; inputs rotate among sets that together exceed the L2 cache; the queue is filled before the clock
-starts, so launches cost nothing. `--sweep` also times other block shapes. Units: microseconds.
+Timed by `analysis.measure.kernel_bench`: inputs rotate among sets that together exceed the L2 cache, and the queue is
+filled before the clock starts, so that launches cost nothing. `--sweep` also times other block shapes. Units: µs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,28 +24,21 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from analysis import numerics
-from analysis.kernels import error_sums, gemm, pair, quantize, weight
+from analysis.kernels import error_sums, gemm, quantize, weight
 from analysis.kernels.gemm import Blocks
 from analysis.measure import stats
+from analysis.measure.kernel_bench import FEATURES as WIDTH
+from analysis.measure.kernel_bench import SITES, copy_gb_per_s, sets_needed, time_in_turn
 from analysis.numerics import Rounding
 
-WIDTH = 3072
-ROWS = (17600, 4400, 512)
-L2_BYTES = 150e6  # more than twice the largest L2
+ROUNDS = 10
 BOTH = (Rounding.SHIPPED, Rounding.FIXED)
 GEMM_SWEEP = [
     Blocks(256, 128, 128, 8, 3),
     Blocks(128, 256, 128, 8, 3),
     Blocks(128, 128, 128, 8, 3),
     Blocks(128, 128, 128, 4, 3),
-    Blocks(256, 128, 128, 8, 3, tma=True),
-    Blocks(256, 128, 128, 8, 4, tma=True),
-    Blocks(128, 256, 128, 8, 3, tma=True),
-    Blocks(128, 256, 128, 8, 4, tma=True),
-    Blocks(128, 128, 128, 8, 3, tma=True),
-    Blocks(128, 128, 128, 4, 3, tma=True),
 ]
-PAIR_SWEEP = [Blocks(128, 128, 128, 8, 3), Blocks(64, 256, 128, 8, 3), Blocks(128, 128, 64, 8, 4)]
 ROW_SWEEP = [(1, 256), (2, 512), (4, 1024)]  # warps, columns a step
 
 
@@ -76,10 +69,6 @@ class Layer:
 
     def sums(self) -> Tensor:
         return error_sums.output_sums(self.yqs, self.y, self.bias, self.groups, self.norm)
-
-    def pair(self, blocks: Blocks | None = None) -> Tensor:
-        operands = (self.codes[0], self.scales[0], self.codes[1], self.scales[1], self.b, self.b_scales, self.bias)
-        return pair.pair_error_sums(*operands, self.y, self.groups, self.norm, blocks=blocks)
 
     def naive_sums(self) -> list[Tensor]:
         """The same sums by PyTorch operations in fp32, one variant after the other."""
@@ -123,28 +112,14 @@ def verify(layer: Layer, sweep: bool) -> dict[str, Any]:
         require(torch.equal(yq, numerics.int8_linear(*operands)), "int8 linear")
     expected = stats.output_sums(layer.yqs, layer.y, layer.bias, layer.groups, layer.norm)
     close(layer.sums(), expected, "output sums")
-    close(layer.pair(), expected, "pair sums")
     for blocks in GEMM_SWEEP if sweep else []:
         require(torch.equal(layer.gemm(0, blocks), layer.yqs[0]), f"int8 linear with {blocks}")
-    for blocks in PAIR_SWEEP if sweep else []:
-        close(layer.pair(blocks), expected, f"pair with {blocks}")
     return {"shipped_codes_off_ieee": int(differ.sum()), "codes": differ.numel()}
 
 
-def median_us(call: Callable[[Layer], Any], layers: list[Layer], repeats: int = 30) -> float:
+def median_us(call: Callable[[Layer], Any], layers: list[Layer]) -> float:
     """Median device time of `call` over rotating layers."""
-    for layer in layers[:2]:
-        call(layer)
-    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
-    torch.cuda.synchronize()
-    torch.cuda._sleep(20_000_000)  # about 10 ms: the host gets ahead of the device
-    for i, (start, stop) in enumerate(events):
-        start.record()
-        call(layers[i % len(layers)])
-        stop.record()
-    torch.cuda.synchronize()
-    times = sorted(start.elapsed_time(stop) * 1e3 for start, stop in events)
-    return times[len(times) // 2]
+    return 1e6 * statistics.median(time_in_turn({"": call}, layers, "cuda", ROUNDS)[""])
 
 
 def row_shapes(module: Any, call: Callable[[Layer], Any], layers: list[Layer]) -> Iterable[tuple[str, float]]:
@@ -158,11 +133,12 @@ def row_shapes(module: Any, call: Callable[[Layer], Any], layers: list[Layer]) -
 def measure(rows: int, sweep: bool) -> dict[str, Any]:
     first = Layer(rows, 0)
     checked = verify(first, sweep)
-    count = max(3, min(12, int(L2_BYTES / (first.x.nbytes + first.w.nbytes)) + 1))
+    count = sets_needed(first.x.nbytes + first.w.nbytes, "cuda", most=12)
     layers = [first, *(Layer(rows, seed) for seed in range(1, count))]
     calls: dict[str, Callable[[Layer], Any]] = {
         "bf16 linear": lambda v: numerics.bf16_linear(v.x_bf16, v.w, v.bias),
         "int8_linear": lambda v: v.gemm(0),
+        "int8_linears": lambda v: gemm.int8_linears(v.codes, v.scales, v.b, v.b_scales, v.bias),
         "torch._int_mm": lambda v: torch._int_mm(v.codes[0], v.b.t()),
         "quantize_rows shipped, bf16": lambda v: quantize.quantize_rows(v.x_bf16, Rounding.SHIPPED),
         "quantize_rows fixed, bf16": lambda v: quantize.quantize_rows(v.x_bf16, Rounding.FIXED),
@@ -174,7 +150,6 @@ def measure(rows: int, sweep: bool) -> dict[str, Any]:
         "output_sums, norm": lambda v: v.sums(),
         "output_sums": lambda v: error_sums.output_sums(v.yqs, v.y, v.bias, v.groups, None),
         "naive sums, norm": lambda v: v.naive_sums(),
-        "pair_error_sums, norm": lambda v: v.pair(),
     }
     us = {name: median_us(call, layers) for name, call in calls.items()}
     us["int8_linear again"] = median_us(calls["int8_linear"], layers)
@@ -182,9 +157,6 @@ def measure(rows: int, sweep: bool) -> dict[str, Any]:
     if sweep:
         out["gemm_sweep"] = [
             asdict(blocks) | {"us": median_us(lambda v, b=blocks: v.gemm(0, b), layers)} for blocks in GEMM_SWEEP
-        ]
-        out["pair_sweep"] = [
-            asdict(blocks) | {"us": median_us(lambda v, b=blocks: v.pair(b), layers)} for blocks in PAIR_SWEEP
         ]
         out["pass_sweep"] = dict(row_shapes(quantize, calls["quantize_pass, fp32"], layers))
         out["pass_sweep_bf16"] = dict(row_shapes(quantize, calls["quantize_pass, bf16"], layers))
@@ -194,41 +166,26 @@ def measure(rows: int, sweep: bool) -> dict[str, Any]:
 
 def ratios(us: dict[str, float]) -> dict[str, float]:
     """A layer's measurement over the sum of its bf16 and two int8 products."""
-    products = us["bf16 linear"] + 2 * us["int8_linear"]
+    products = us["bf16 linear"] + us["int8_linears"]
     steps = us["output_sums, norm"] + us["quantize_weight"]
     return {
         "pass for every layer, fp32": (products + steps + us["quantize_pass, fp32"]) / products,
         "pass for every layer, bf16": (products + steps + us["quantize_pass, bf16"]) / products,
         "pass shared by q, k, v, fp32": (products + steps + us["quantize_pass, fp32"] / 3) / products,
-        "the same, fused pair": (
-            us["bf16 linear"] + us["pair_error_sums, norm"] + us["quantize_weight"] + us["quantize_pass, fp32"] / 3
-        ) / products,
     }  # fmt: skip
-
-
-def copy_gb_per_s() -> float:
-    a, b = (torch.empty(2**30, dtype=torch.uint8, device="cuda") for _ in range(2))
-    a.random_()
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(11)]
-    for event in events:
-        event.record()
-        b.copy_(a)
-    torch.cuda.synchronize()
-    times = sorted(p.elapsed_time(q) for p, q in pairwise(events))
-    return 2 * a.numel() / times[len(times) // 2] / 1e6
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--sweep", action="store_true", help="also time other block shapes")
-    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
+    parser.add_argument("--rows", type=int, nargs="+", default=list(SITES))
     options = parser.parse_args()
     record: dict[str, Any] = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "copy_gb_per_s": copy_gb_per_s(),
+        "copy_gb_per_s": copy_gb_per_s("cuda"),
         "sizes": [],
     }
     print(f"{record['device']}, torch {torch.__version__}, triton {triton.__version__}")
@@ -243,11 +200,10 @@ def main() -> None:
             print(f"  {name:<30} {us:9.1f} us")
         for name, ratio in size["cost_ratio"].items():
             print(f"  cost, {name:<30} {ratio:6.3f}")
-        for key in ("gemm_sweep", "pair_sweep"):
-            for row in size.get(key, []):
-                print(
-                    f"  {key}: " + " ".join(f"{k}={v}" for k, v in row.items() if k != "us") + f" {row['us']:9.1f} us"
-                )
+        for row in size.get("gemm_sweep", []):
+            print(
+                "  gemm_sweep: " + " ".join(f"{k}={v}" for k, v in row.items() if k != "us") + f" {row['us']:9.1f} us"
+            )
         for key in ("pass_sweep", "pass_sweep_bf16", "sums_sweep"):
             for name, us in size.get(key, {}).items():
                 print(f"  {key}: {name:<26} {us:9.1f} us")

@@ -82,11 +82,9 @@ def end_attach(args, size: str, process: subprocess.Popen) -> dict:
 class Measured:
     """One model's forward pass, plain and measured; `sink` is made anew for every size."""
 
-    def __init__(self, model, arguments: dict, device: str, fuse_pair: bool = False) -> None:
+    def __init__(self, model, arguments: dict, device: str) -> None:
         self.model, self.arguments = model, arguments
         self.sink = OnlineSink(Replay(["shipped", "fixed"], device=device), "both")
-        if fuse_pair:
-            self.sink.replay.engine.fuse_pair = True
         self.watcher = Watcher(preset("matrix-game-3"), self.sink, print, Padding())
 
     @torch.no_grad()
@@ -124,34 +122,21 @@ def overhead(model, rollout, size: str, device: str, profile_to: Path | None) ->
     memory_measured, seen = peak(pair.measured, device)
     for _ in range(LATER_CALLS[size]):
         memory_later, _ = peak(pair.measured, device)
-    fused = Measured(model, arguments, device, fuse_pair=True)
-    functions = {"plain": pair.plain, "measured": pair.measured, "measured, products fused": fused.measured}
-    times = alternate(functions, device, REPEATS[size], warmup=1)
-    for watcher in (pair.watcher, fused.watcher):
-        if watcher.stopped:
-            sys.exit(f"the measurement stopped: {watcher.stopped}")
+    times = alternate({"plain": pair.plain, "measured": pair.measured}, device, REPEATS[size], warmup=1)
+    if pair.watcher.stopped:
+        sys.exit(f"the measurement stopped: {pair.watcher.stopped}")
     if profile_to is not None:
         profile(pair.measured, profile_to)
     return {
         "plain": asdict(times["plain"]),
         "measured": asdict(times["measured"]),
-        "fused": asdict(times["measured, products fused"]),
         "ratio": times["measured"].median_s / times["plain"].median_s,
-        "ratio_fused": times["measured, products fused"].median_s / times["plain"].median_s,
-        "fused_differs_by": fused_differs_by(pair.sink, fused.sink),
         "outputs_equal": torch.equal(expected, seen),
         "extra_memory_gib": memory_measured - memory_plain,
         "extra_memory_later_gib": memory_later - memory_plain,
         "plain_memory_gib": memory_plain,
         "layers": len(pair.sink.measured),
     }
-
-
-def fused_differs_by(sink: OnlineSink, fused: OnlineSink) -> float:
-    """Largest relative difference of sum_ee and sum_yy between the two ways, over the layers of the last call."""
-    a, b = (s.table("r") for s in (sink, fused))
-    a, b = (t[t["call"] == t["call"].max()].set_index(["layer", "variant", "tokens"]).sort_index() for t in (a, b))
-    return float(max(((a[c] - b[c]).abs() / a[c].abs().clip(lower=1e-300)).max() for c in ("sum_yy", "sum_ee")))
 
 
 def profile(function, path: Path) -> None:
@@ -284,8 +269,7 @@ def show(record: dict) -> None:
         extra = f"{o['extra_memory_gib']:.3f} GiB, after more calls {o['extra_memory_later_gib']:.3f}"
         print(
             f"forward {size}: {o['plain']['median_s']:.4f} -> {o['measured']['median_s']:.4f} s = {o['ratio']:.4f}x"
-            f"{verdict}; products fused {o['ratio_fused']:.4f}x (sums differ by {o['fused_differs_by']:.1e}); "
-            f"extra memory {extra}; outputs equal: {o['outputs_equal']}; {o['layers']} layers"
+            f"{verdict}; extra memory {extra}; outputs equal: {o['outputs_equal']}; {o['layers']} layers"
         )
     for rows, layer in record.get("layer", {}).items():
         ratios = {name: round(value, 3) for name, value in layer["ratio_to_gemms"].items()}
