@@ -109,16 +109,16 @@ def _kernels(device: str, sizes: list[int], features: int, repeats: int, theirs:
     record = _provenance(device) | found
     title = f"{record['device']}: {found['what']}; copy {found['copy_gb_per_s']:.0f} GB/s"
     table = Table(title=title, box=box.SIMPLE_HEAD)
-    for name in ("", "µs", "quartiles", "GB/s", "of copy", "to shipped [95 %]"):
+    for name in ("", "µs", "GB/s", "of copy", "to shipped [95 %]", "with product"):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
     for shape in found["shapes"]:
         table.add_row(f"[bold]{shape['rows']}x{shape['features']} {SHORT[shape['dtype']]}[/]")
         for name, timing in shape["times"].items():
             ratio = shape["ratio_to_shipped"].get(name)
             shown = f"{ratio['median']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]" if ratio else ""
-            median, low, high = (_micro(timing[key]) for key in ("median_s", "low_s", "high_s"))
+            layer = shape["layer_to_shipped"].get(name)
             speed = (f"{shape['gb_per_s'][name]:.{0 if gpu else 1}f}", f"{shape['of_copy'][name]:.2f}")
-            table.add_row(name, median, f"{low}–{high}", *speed, escape(shown))
+            table.add_row(name, _micro(timing["median_s"]), *speed, escape(shown), f"{layer:.3f}" if layer else "")
         table.add_section()
     console.print(table)
     return record

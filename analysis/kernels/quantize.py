@@ -25,8 +25,8 @@ from torch import Tensor
 from analysis.kernels.common import check_groups, combine, from_fp32, launch, to_fp32
 from analysis.numerics import Rounding, check_rows
 
-WARPS = 2
-BLOCK = 512
+WARPS, BLOCK = 2, 512  # of the pass with sums, which needs registers
+CODES_WARPS, CODES_BLOCK = 4, 1024  # of the codes alone
 ROW_STATS = 4  # rows, nonfinite_rows, zero_rows, sum_crest
 STATS = 9  # of a rounding: those of the row, and five in the order of measure.stats.CODE_SUMS
 
@@ -136,17 +136,14 @@ def _rows_kernel(
     sums_fixed = (none, none, none, none, none)
     for start in range(0, columns, SIZE):
         inside = start + at < columns
-        # Where only codes are wanted, a row that has none is not even read: its zeros need no selection.
-        wanted = inside if SHIPPED or CAST or STATS else inside & measurable
-        x = to_fp32(tl.load(x_ptr + start + at, mask=wanted, other=0.0))
+        x = to_fp32(tl.load(x_ptr + start + at, mask=inside, other=0.0))
         out = row * columns + start + at
         if CAST:
             tl.store(cast_ptr + out, from_fp32(x, tl.bfloat16), mask=inside)
         s = x * inv
         if STATS:
             squares += _fold(s * s, SIZE)
-        if SHIPPED or CAST or STATS:
-            s = tl.where(measurable, s, 0.0)
+        s = tl.where(measurable, s, 0.0)
         if SHIPPED:
             # Frozen on purpose: this is the kernel under study. Its offset is cast to int8, which makes it 0, before it
             # is added; storing the float to int8 then truncates toward zero.
@@ -322,12 +319,13 @@ def _launch(
     if x.stride(1) != 1:
         x = x.contiguous()
     shipped, fixed = variants.get(Rounding.SHIPPED, (None, None)), variants.get(Rounding.FIXED, (None, None))
-    size = max(16, min(BLOCK, triton.next_power_of_2(columns)))
+    warps, block = (CODES_WARPS, CODES_BLOCK) if stats is None else (WARPS, BLOCK)
+    size = max(16, min(block, triton.next_power_of_2(columns)))
     launch(
         _rows_kernel,
         (rows, 1, 1),
         (x, x.stride(0), cast, *shipped, *fixed, groups, measured, stats, rows, columns),
         (Rounding.SHIPPED in variants, Rounding.FIXED in variants, cast is not None, stats is not None, size),
-        num_warps=WARPS,
+        num_warps=warps,
         enable_fp_fusion=False,
     )

@@ -36,6 +36,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CPU_ROWS = (512,)
 AGAIN = "shipped, again"
 ROUNDS = 72
+PRODUCT_ROUNDS = 5
 L2_BYTES = 150e6  # more than twice the largest L2
 FEWEST_SETS, MOST_SETS = 3, 48
 DRAWS, SEED = 2000, 0
@@ -270,6 +271,8 @@ def _shape(
     calls = dict(quantizers) | {AGAIN: quantizers["shipped"]}
     seconds = time_in_turn(calls, inputs, device, rounds)
     ratios = {name: ratio_of(values, seconds["shipped"]) for name, values in seconds.items() if name != "shipped"}
+    product = _product_seconds(quantizers["shipped"], inputs, device)
+    layer = float(np.median(seconds["shipped"])) + product
     speed = {name: moved / float(np.median(values)) / 1e9 for name, values in seconds.items()}
     return {
         "rows": rows,
@@ -283,4 +286,25 @@ def _shape(
         "gb_per_s": speed,
         "of_copy": {name: value / copy for name, value in speed.items()},
         "ratio_to_shipped": {name: asdict(ratio) for name, ratio in ratios.items()},
+        "int8_linear_s": product,
+        "layer_to_shipped": {
+            name: (float(np.median(values)) + product) / layer for name, values in seconds.items() if name != "shipped"
+        },
     }
+
+
+def _product_seconds(quantize: registry.Quantizer, inputs: Sequence[Tensor], device: str) -> float:
+    """Seconds of the int8 product that follows the quantiser in a square layer [features, features]."""
+    features = inputs[0].shape[1]
+    weight = numerics.quantize_weight(random_rows(features, features, torch.bfloat16, device, SEED))
+    int8_linear: Callable[..., Tensor] = numerics.int8_linear
+    if torch.device(device).type == "cuda" and registry.TRITON:
+        from analysis.kernels import gemm
+
+        int8_linear = gemm.int8_linear
+    coded = [quantize(x) for x in inputs]
+
+    def product(pair: tuple[Tensor, Tensor]) -> Tensor:
+        return int8_linear(*pair, *weight, None)
+
+    return float(np.median(time_in_turn({"": product}, coded, device, PRODUCT_ROUNDS)[""]))
