@@ -108,9 +108,9 @@ def _kernels(device: str, sizes: list[int], features: int, repeats: int, theirs:
     found = kernel_bench.bench_quantizers(device, sizes, features or kernel_bench.FEATURES, rounds, theirs)
     record = _provenance(device) | found
     title = f"{record['device']}: {found['what']}; copy {found['copy_gb_per_s']:.0f} GB/s"
-    table = Table(title=title, box=box.SIMPLE_HEAD)
-    for name in ("", "µs", "GB/s", "of copy", "to shipped [95 %]", "with product"):
-        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("", "µs", "GB/s", "of copy", "to shipped [95 %]", "layer"):
+        table.add_column(name, justify="right" if name else "left", no_wrap=bool(name), overflow="fold")
     for shape in found["shapes"]:
         table.add_row(f"[bold]{shape['rows']}x{shape['features']} {SHORT[shape['dtype']]}[/]")
         for name, timing in shape["times"].items():
