@@ -147,18 +147,16 @@ def _folder(folder: Path) -> list[Checked]:
         return done
     layers = _csv(folder / schema.PER_LAYER)
     done.append(layers)
-    calls: Checked | None = None
-    for name in (schema.PER_CALL, sources.PER_RUN):
-        if (folder / name).is_file():
-            done.append(_parquet(folder / name))
-            calls = done[-1] if name == schema.PER_CALL else calls
-    if calls is None:
+    parts = {name: _parquet(folder / name) for name in (schema.PER_CALL, sources.PER_RUN) if (folder / name).is_file()}
+    done += parts.values()
+    calls = parts.get(schema.PER_CALL)
+    if not parts:
         layers.notes.append(f"no {schema.PER_CALL} beside it: its sums cannot be added again")
     if info and layers.frame is not None:
         _against_run(info, run, layers, calls)
-    sound = not layers.problems and calls is not None and not calls.problems
-    if sound and calls is not None and calls.frame is not None and layers.frame is not None:
-        _against_calls(layers, calls.frame)
+    for name, part in parts.items():
+        if not layers.problems and not part.problems and part.frame is not None and layers.frame is not None:
+            _against_parts(layers, part.frame, name)
     return done
 
 
@@ -199,32 +197,43 @@ def _against_run(info: dict[str, Any], run: Checked, layers: Checked, calls: Che
             run.complain(repr(info[name]), f"{int(total)}, which {schema.PER_CALL} adds up to", name)
 
 
-def _against_calls(layers: Checked, per_call: pd.DataFrame) -> None:
-    """per_layer.csv is what per_call.parquet adds up to."""
+def _against_parts(layers: Checked, parts: pd.DataFrame, name: str) -> None:
+    """per_layer.csv is what per_call.parquet, or a pool's per_run.parquet, adds up to."""
     frame = layers.frame
     assert frame is not None
-    again = summary.summarize(per_call, "").set_index(schema.PER_LAYER_KEY)
+    if name == schema.PER_CALL:
+        again, compared = summary.summarize(parts, ""), ("calls", *schema.SUM_NAMES, *_INTERVALS)
+    else:
+        again, compared = _added(parts, frame["run_id"].iloc[0]), ("calls", *schema.SUM_NAMES)
+    again = again.set_index(schema.PER_LAYER_KEY)
     have = frame.set_index(schema.PER_LAYER_KEY)
     where = pd.Series(range(len(frame)), index=have.index)
     for key in again.index.difference(have.index)[: checks.SHOWN]:
-        layers.complain("no row", f"one for {_name(key)}: {schema.PER_CALL} has its calls", "layer")
+        layers.complain("no row", f"one for {_name(key)}: {name} has its calls", "layer")
     told = checks.Complaints(frame, layers.file, layers.places)
-    told.add(~have.index.isin(again.index), "layer", f"a layer and kernel that {schema.PER_CALL} has")
+    told.add(~have.index.isin(again.index), "layer", f"a layer and kernel that {name} has")
     common = have.index.intersection(again.index)
-    for name in ("calls", *schema.SUM_NAMES, *_INTERVALS):
-        tolerance = _AGAIN if name in _INTERVALS else checks.RELATIVE
-        values = again.loc[common, name].to_numpy(np.float64)
-        scale = _AGAIN if name in _INTERVALS else 0.0  # an interval's end may lie near 0
+    for column in compared:
+        tolerance = _AGAIN if column in _INTERVALS else checks.RELATIVE
+        values = again.loc[common, column].to_numpy(np.float64)
+        scale = _AGAIN if column in _INTERVALS else 0.0  # an interval's end may lie near 0
         bad = ~checks.close(
-            have.loc[common, name].to_numpy(np.float64), values, tolerance, scale * np.abs(values).max()
+            have.loc[common, column].to_numpy(np.float64), values, tolerance, scale * np.abs(values).max()
         )
         expected = pd.Series(np.nan, index=range(len(frame)))
         positions = where[common].to_numpy()
         expected.iloc[positions] = values
         flags = np.zeros(len(frame), dtype=bool)
         flags[positions[bad]] = True
-        told.add(flags, name, checks.f_at("{!r}, which " + schema.PER_CALL + " adds up to", expected))
+        told.add(flags, column, checks.f_at("{!r}, which " + name + " adds up to", expected))
     layers.problems += told.problems
+
+
+def _added(runs: pd.DataFrame, run_id: str) -> pd.DataFrame:
+    """Sums of a pool's runs, one row a layer and kernel as in its per_layer.csv, under the pool's run id."""
+    how = {name: ("max" if name == "max_abs_e" else "sum") for name in ("calls", *schema.SUM_NAMES)}
+    keys = [name for name in schema.PER_LAYER_KEY if name != "run_id"]
+    return runs.groupby(keys, sort=False, dropna=False).agg(how).reset_index().assign(run_id=run_id)
 
 
 def _name(key: Any) -> str:

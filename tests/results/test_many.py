@@ -250,3 +250,13 @@ def test_made_up_runs_are_sound(runs):
     problems = [str(p) for c in found for p in c.problems if "_lo'" not in str(p) and "_hi'" not in str(p)]
     assert problems == []  # but for the intervals, which are made up
     assert json.loads((runs / "run-3" / schema.RUN).read_text())["seed"] == 3
+
+
+def test_a_pool_that_its_runs_do_not_add_up_to_is_named(runs, tmp_path):
+    pool.merge_runs(find_runs([runs]), tmp_path, "shrinkage merge")
+    assert not [problem for checked in validate(tmp_path) for problem in checked.problems]
+    table = schema.read_per_layer(tmp_path / schema.PER_LAYER)
+    table.loc[3, "calls"] += 1
+    table.to_csv(tmp_path / schema.PER_LAYER, index=False)
+    problems = [str(problem) for checked in validate(tmp_path) for problem in checked.problems]
+    assert len(problems) == 1 and "line 5" in problems[0] and f"which {PER_RUN} adds up to" in problems[0]
