@@ -27,6 +27,7 @@ from analysis.numerics import Rounding, check_rows
 
 WARPS, BLOCK = 2, 512  # of the pass with sums, which needs registers
 CODES_WARPS, CODES_BLOCK = 4, 1024  # of the codes alone
+WIDEST_KEPT = 8192  # columns of a row that is kept in registers
 ROW_STATS = 4  # rows, nonfinite_rows, zero_rows, sum_crest
 STATS = 9  # of a rounding: those of the row, and five in the order of measure.stats.CODE_SUMS
 
@@ -52,6 +53,22 @@ def _half_away(s):
     """
     offset = (s.to(tl.int32, bitcast=True) & SIGN_BIT) | BELOW_HALF_BITS
     return s + offset.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _truncated(v):
+    """int32 codes of the kernel under study, frozen on purpose: its offset is cast to int8, which makes it 0, before it
+    is added, and storing the float to int8 then truncates toward zero."""
+    v += tl.where(v >= 0, 1, -1) * HALF_AS_INT8
+    return v.to(tl.int32)
+
+
+@triton.jit
+def _inverse(top_bits):
+    """(127 / absmax correctly rounded, whether codes can be made with it); top_bits: a row's absmax as an integer."""
+    inv = tl.math.div_rn(127.0, top_bits.to(tl.float32, bitcast=True))
+    measurable = (top_bits < INF_BITS) & (inv < float("inf"))
+    return tl.where(measurable, inv, TINY_GAIN), measurable
 
 
 @triton.jit
@@ -120,9 +137,7 @@ def _rows_kernel(
     # As integers |x| orders like |x|, with Inf and NaN on top: this maximum swallows no NaN either.
     top_bits = tl.max(top.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0)
     finite = top_bits < INF_BITS
-    inv = tl.math.div_rn(127.0, top_bits.to(tl.float32, bitcast=True))
-    measurable = finite & (inv < float("inf"))
-    inv = tl.where(measurable, inv, TINY_GAIN)
+    inv, measurable = _inverse(top_bits)
     if FIXED:
         scale = tl.where(measurable, tl.math.div_rn(1.0, inv), 0.0)
         tl.store(fixed_scales_ptr + row, tl.where(finite, scale, float("nan")))
@@ -145,11 +160,7 @@ def _rows_kernel(
             squares += _fold(s * s, SIZE)
         s = tl.where(measurable, s, 0.0)
         if SHIPPED:
-            # Frozen on purpose: this is the kernel under study. Its offset is cast to int8, which makes it 0, before it
-            # is added; storing the float to int8 then truncates toward zero.
-            v = x * shipped_inv
-            v += tl.where(v >= 0, 1, -1) * HALF_AS_INT8
-            wide = v.to(tl.int32)
+            wide = _truncated(x * shipped_inv)
             tl.store(shipped_ptr + out, wide.to(tl.int8), mask=inside)
             if STATS:
                 # The byte that was stored: a row too small for its scale makes v infinite, far outside int8.
@@ -189,6 +200,45 @@ def _rows_kernel(
             stats_ptr += 9 * rows
         if FIXED:
             _store_stats(stats_ptr, rows, finite, counts, zero, crest, sums_fixed)
+
+
+@triton.jit
+def _codes_kernel(
+    x_ptr,
+    x_stride,
+    codes_ptr,
+    scales_ptr,
+    columns,
+    SHIPPED: tl.constexpr,
+    STEPS: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    """Codes and scales alone, of a row that stays in registers: STEPS pieces of SIZE columns, all read at once."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, SIZE)
+    pieces = ()
+    for i in tl.static_range(STEPS):
+        column = i * SIZE + at
+        pieces = pieces + (tl.load(x_ptr + row * x_stride + column, mask=column < columns, other=0.0),)  # noqa: RUF005
+    top = tl.zeros([SIZE], tl.float32)
+    for i in tl.static_range(STEPS):
+        size = tl.abs(to_fp32(pieces[i]))
+        top = tl.maximum(top, size) if SHIPPED else tl.maximum(top, size, propagate_nan=tl.PropagateNan.ALL)
+    if SHIPPED:
+        inv = 127.0 / tl.max(top, 0)
+        scale = 1 / inv
+        measurable = True
+    else:
+        top_bits = tl.max(top.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0)
+        inv, measurable = _inverse(top_bits)
+        scale = tl.where(measurable, tl.math.div_rn(1.0, inv), 0.0)
+        scale = tl.where(top_bits < INF_BITS, scale, float("nan"))
+    tl.store(scales_ptr + row, scale)
+    for i in tl.static_range(STEPS):
+        column = i * SIZE + at
+        s = to_fp32(pieces[i]) * inv
+        code = _truncated(s) if SHIPPED else _half_away(tl.where(measurable, s, 0.0))
+        tl.store(codes_ptr + row * columns + column, code.to(tl.int8), mask=column < columns)
 
 
 @dataclass(frozen=True)
@@ -318,14 +368,25 @@ def _launch(
         return
     if x.stride(1) != 1:
         x = x.contiguous()
+    if stats is None and columns <= WIDEST_KEPT:
+        ((rounding, (codes, scales)),) = variants.items()
+        size = max(16, min(CODES_BLOCK, triton.next_power_of_2(columns)))
+        launch(
+            _codes_kernel,
+            (rows, 1, 1),
+            (x, x.stride(0), codes, scales, columns),
+            (rounding == Rounding.SHIPPED, triton.cdiv(columns, size), size),
+            num_warps=CODES_WARPS,
+            enable_fp_fusion=False,
+        )
+        return
     shipped, fixed = variants.get(Rounding.SHIPPED, (None, None)), variants.get(Rounding.FIXED, (None, None))
-    warps, block = (CODES_WARPS, CODES_BLOCK) if stats is None else (WARPS, BLOCK)
-    size = max(16, min(block, triton.next_power_of_2(columns)))
+    size = max(16, min(BLOCK, triton.next_power_of_2(columns)))
     launch(
         _rows_kernel,
         (rows, 1, 1),
         (x, x.stride(0), cast, *shipped, *fixed, groups, measured, stats, rows, columns),
         (Rounding.SHIPPED in variants, Rounding.FIXED in variants, cast is not None, stats is not None, size),
-        num_warps=warps,
+        num_warps=WARPS,
         enable_fp_fusion=False,
     )
