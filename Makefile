@@ -3,23 +3,32 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+RUN := reports/tiny-world
+WORLD := --world tiny --out $(RUN) --overwrite
 
 export PYTHONHASHSEED := 0
 
-.PHONY: report studies test check format notebooks clean
+.PHONY: report tables measure ablate propagate rollout test check format notebooks clean
 
-report: $(STAMP)
-	$(BIN)/shrinkage measure --world tiny --out reports/tiny-world --overwrite
-	$(BIN)/shrinkage report reports/tiny-world --out reports/tiny-world
+report: tables
+	$(BIN)/shrinkage report $(RUN) --out $(RUN)
 	$(BIN)/python -m analysis.report.readme
 
-# The result and every further study (factors, propagation, closed loop, theory) in one report; takes minutes.
-studies: $(STAMP)
-	$(BIN)/shrinkage measure --world tiny --out runs/studies --overwrite
-	$(BIN)/shrinkage ablate --world tiny --out runs/studies --overwrite --scenes 2 --clips 1 --every 3
-	$(BIN)/shrinkage propagate --world tiny --out runs/studies --overwrite --scenes 1 --every 2
-	$(BIN)/shrinkage rollout --world tiny --out runs/studies --overwrite --scenes 3 --clips 2
-	$(BIN)/shrinkage report runs/studies --out runs/studies
+# The tables of every study, two at a time with one thread each: the same bytes however many cores there are.
+tables: $(STAMP)
+	OMP_NUM_THREADS=1 TTY_INTERACTIVE=0 $(MAKE) --no-print-directory -j 2 rollout propagate measure ablate
+
+measure: $(STAMP)
+	$(BIN)/shrinkage measure $(WORLD)
+
+ablate: $(STAMP)
+	$(BIN)/shrinkage ablate $(WORLD) --scenes 2 --clips 1 --every 2
+
+propagate: $(STAMP)
+	$(BIN)/shrinkage propagate $(WORLD) --scenes 2 --every 2
+
+rollout: $(STAMP)
+	$(BIN)/shrinkage rollout $(WORLD) --scenes 4 --clips 2 --workers 1
 
 test: check
 
@@ -33,9 +42,9 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Runs every notebook and stores its outputs; nothing else writes them.
-notebooks: studies
-	SHRINKAGE_RUN=../runs/studies $(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False notebooks/*.ipynb
+# Runs every notebook on the committed tables and stores its outputs; nothing else writes them.
+notebooks: $(STAMP)
+	$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False notebooks/*.ipynb
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -15,12 +15,27 @@ RUN = ROOT / readme.RUN
 
 
 def result_block(text: str) -> str:
-    return text.split(readme.START)[1].split(readme.END)[0].strip()
+    return block(text, readme.RESULT)
+
+
+def block(text: str, markers: tuple[str, str]) -> str:
+    return text.split(markers[0])[1].split(markers[1])[0].strip()
 
 
 def test_readme_says_what_the_committed_table_says():
     text = (ROOT / readme.README).read_text(encoding="utf-8")
     assert result_block(text) == readme.render(RUN, readme.RUN.as_posix())
+
+
+def test_readme_says_what_the_gpu_record_says(tmp_path):
+    text = (ROOT / readme.README).read_text(encoding="utf-8")
+    said = readme.speed(ROOT / readme.GPU_RECORD)
+    assert block(text, readme.SPEED) == said and "the same to the last bit" in said
+    changed = tmp_path / "record.json"
+    changed.write_text(
+        (ROOT / readme.GPU_RECORD).read_text().replace('"bit_identical": true', '"bit_identical": false')
+    )
+    assert "outputs CHANGED" in readme.speed(changed)
 
 
 def test_a_changed_table_would_be_noticed(tmp_path):

@@ -78,7 +78,8 @@ class ChildRunner:
         self._versions: dict[str, str] = {}
 
     def __enter__(self) -> Self:
-        self._adapter = self._process.adapter if self._process is not None else None
+        assert self._process is not None
+        self._adapter, self._fork = self._process.adapter, self._process.fork
         self._folder = tempfile.TemporaryDirectory(prefix="shrinkage-audit-")
         try:
             self._load()
@@ -103,7 +104,7 @@ class ChildRunner:
             return Outcome("not run", detail=f"the target had already ended or hung its process {MAX_DEATHS} times")
         try:
             if self._process is None:
-                self._process = Process(self.target, self._adapter, self.device)
+                self._process = Process(self.target, self._adapter, self.device, self._fork)
                 self._load()
         except CannotAudit as error:
             return Outcome("crashed", detail=str(error))

@@ -13,17 +13,16 @@ import hashlib
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.capture import launch, ranks
 from analysis.capture.launch import Ending, StopScript, Target
+from analysis.capture.options import REGEX, Options, check_signatures
 from analysis.capture.sudden import kept_on_sudden_end
+from analysis.results import codes, merge, provenance, schema
 from analysis.results import folder as run_folder
-from analysis.results import merge, provenance, schema
-from analysis.sites import SitePattern
 from analysis.worlds import matrix_game
 
 if TYPE_CHECKING:
@@ -33,43 +32,7 @@ if TYPE_CHECKING:
     from analysis.capture.store import StoreSink
     from analysis.capture.watch import Watcher
 
-TOKENS = ("all", "valid", "both")
-REGEX = "--sites"  # name of a pattern that the user gave
 _EMPTY = {"schema_version": schema.SCHEMA_VERSION, "calls": 0}
-
-
-@dataclass(frozen=True)
-class Options:
-    """What to measure and where to leave it.
-
-    out: folder of the tables. store: keep the inputs of so many calls on disk. kernel: run upstream's int8 path with
-    this quantiser ('' for a script that is not Matrix-Game-3's, or not in int8). world: what the tables call it all, ''
-    for the script's name.
-    """
-
-    out: Path
-    pattern: SitePattern
-    variants: tuple[str, ...] = ("shipped", "fixed")
-    reference: str = "bf16"
-    tokens: str = "all"
-    engine: str = "auto"
-    store: int = 0
-    store_rows: int | None = None
-    kernel: str = ""
-    world: str = ""
-    overwrite: bool = False
-    command: str = ""
-    wait_s: float = ranks.WAIT_S
-
-    def __post_init__(self) -> None:
-        if self.tokens not in TOKENS:
-            raise ValueError(f"unknown tokens {self.tokens!r}; known: {', '.join(TOKENS)}")
-        if self.tokens != "all" and self.pattern.name not in matrix_game.PRESETS:
-            raise ValueError(
-                f"tokens={self.tokens!r} needs the lengths that a model gives its blocks ({matrix_game.LENGTHS!r}, "
-                f"{matrix_game.GRID!r}); they are known for the presets {', '.join(matrix_game.PRESETS)}, not for "
-                f"{self.pattern.name!r}; use --tokens all"
-            )
 
 
 class Session:
@@ -97,6 +60,7 @@ class Session:
         self.padding = matrix_game.Padding(required) if wanted else None
         self.swap = matrix_game.KernelSwap(options.kernel) if options.kernel else None
         self.per_layer: pd.DataFrame | None = None
+        self.tables = self.folder  # where they are in the end
         self.problem = ""
         self.ending = Ending(0)
         self._saved = False
@@ -133,9 +97,10 @@ class Session:
 
         options = self.options
         try:
-            # On 'cpu', so that the device is not touched before the script chooses one; a GPU's tensors get its engine.
-            engine = "reference" if options.engine == "reference" else "auto"
-            self.sink = OnlineSink(Replay(options.variants, options.reference, "cpu", engine), options.tokens)
+            check_signatures(options.variants)
+            # Touches no device before the script chooses one; tensors elsewhere get the engine of where they are.
+            device = "cuda" if options.engine == "triton" else "cpu"
+            self.sink = OnlineSink(Replay(options.variants, options.reference, device, options.engine), options.tokens)
             if options.store:
                 info = {"expected": [], "world": self.target.name}
                 self.store = StoreSink(
@@ -170,6 +135,8 @@ class Session:
             self.store.close(complete=bool(info["complete"]))
         self.problem = self._problem(ending, per_call)
         if per_call is not None and not per_call.empty:
+            assert self.sink is not None  # its codes come first: ranks wait for each other's run.json
+            codes.write(self.sink.code_table(), self.folder, provenance.run_id(info))
             self.per_layer = run_folder.write_run_folder(self.folder, per_call, info)
         elif not self.problem or self.rank is not None:
             schema.write_run(_EMPTY | info, self.folder / schema.RUN)
@@ -274,6 +241,9 @@ class Session:
         except ValueError as error:
             return f"the ranks' tables stay in {self.options.out}/rank-*, not merged: {error}"
         self.per_layer = run_folder.write_run_folder(self.options.out, merged, info)
+        held = [found[i] for i in tables]
+        codes.add_folders(held, info["layers_replicated"], self.options.out, str(merged["run_id"].iloc[0]))
+        self.tables = self.options.out
         if not missing:
             return ""
         return (

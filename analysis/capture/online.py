@@ -1,7 +1,7 @@
 """The online sink: replay every layer inside the forward pass and keep sums only.
 
 Memory beyond the model is one layer's tensors; sums stay on the device until a later call has begun, so that nothing
-waits for the GPU. `table()` is the per_call frame.
+waits for the GPU. `table()` is the per_call frame, `code_table()` the histograms of codes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from analysis.capture.hooks import Event
 from analysis.measure import stats
 from analysis.measure.replay import Replay
-from analysis.results import schema
+from analysis.results import codes, schema
 from analysis.sites import Site
 
 TOKENS = ("all", "valid", "both")
@@ -39,20 +39,25 @@ class OnlineSink:
         self.sites: dict[str, tuple[Site, int, int]] = {}
         self.measured: set[str] = set()
         self._open: list[tuple[str, torch.Tensor]] = []
+        self._open_counts: list[tuple[str, torch.Tensor]] = []
+        self._counts: dict[tuple[str, torch.device], torch.Tensor] = {}  # int64 [V, 2, 256]
         self._pending: list[tuple[dict[str, Any], list[str], list[_Copy]]] = []
         self._rows: list[tuple[dict[str, Any], list[str], np.ndarray]] = []
         self.calls = 0
         self._devices: dict[torch.device, str] = {}
 
     def begin_call(self) -> None:
-        self._open = []
+        self._open, self._open_counts = [], []
 
     def layer(self, event: Event) -> None:
         site, weight = event.layer.site, event.layer.weight
         self.sites.setdefault(site.name, (site, weight.shape[1], weight.shape[0]))
-        self._devices.setdefault(event.x.device, "")
         sums = self.replay.measure(event.layer, event.x, event.output, event.groups, event.plain)
+        self._devices.setdefault(event.x.device, "")
         self._open.append((site.name, sums))
+        quantized = self.replay.last_input
+        if quantized is not None and codes.counted(self.label.get("call", self.calls)):
+            self._open_counts.append((site.name, quantized.code_counts))
 
     def end_call(self) -> None:
         self.replay.forget()
@@ -65,8 +70,11 @@ class OnlineSink:
             copies = [_Copy(torch.stack([sums for _, sums in group])) for group in by_device.values()]
             self._pending.append((label, names, copies))
             self.measured.update(names)
+        for name, counts in self._open_counts:
+            key = (name, counts.device)
+            self._counts[key] = self._counts[key] + counts if key in self._counts else counts
         self.calls += 1
-        self._open = []
+        self._open, self._open_counts = [], []
         while len(self._pending) > PENDING_CALLS:
             self._fetch()
 
@@ -78,7 +86,7 @@ class OnlineSink:
 
     def drop(self) -> None:
         """Forget the call that is open and every tensor kept for it; finished calls stay."""
-        self._open = []
+        self._open, self._open_counts = [], []
         self.replay.forget()
 
     def _fetch(self) -> None:
@@ -102,6 +110,14 @@ class OnlineSink:
         keys = [frame["call"], frame["layer"].map(layers), frame["variant"].map(variants), frame["tokens"].map(order)]
         frame = frame.iloc[np.lexsort([np.asarray(k, dtype=np.int64) for k in reversed(keys)])]
         return schema.conform(frame[names].reset_index(drop=True), schema.PER_CALL_COLUMNS, "measurement")
+
+    def code_table(self) -> pd.DataFrame:
+        """The rows of studies.CODES of every finished call, layers in the order in which they first ran."""
+        held: dict[str, np.ndarray] = {}
+        for (name, _), counts in self._counts.items():
+            held[name] = held.get(name, 0) + counts.cpu().numpy()
+        ordered = {name: held[name] for name in self.sites if name in held}
+        return codes.frame(ordered, self.replay.variants, ("all", "valid") if self.tokens == "both" else (self.tokens,))
 
     def _part(
         self, run_id: str, label: dict[str, Any], names: list[str], sums: np.ndarray, tokens: str

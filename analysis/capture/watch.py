@@ -256,8 +256,8 @@ class Watcher:
         if not is_linear(module):
             if not is_quantized(module):
                 raise ValueError(
-                    f"pattern {self.pattern.name!r} matches {site.name!r}, a {type(module).__name__}, not a linear "
-                    "layer; narrow the pattern to layers with a [out, in] weight"
+                    f"{self.pattern.name} ({self.pattern.regex}) matches {site.name!r}, of type "
+                    f"{type(module).__name__}, not a linear layer; narrow it to layers with a [out, in] weight"
                 )
             self.quantized[site.name] = type(module).__name__
             return

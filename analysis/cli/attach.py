@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from analysis.cli.measure import (
     ENGINE,
@@ -60,8 +61,9 @@ def attach(
 
     Example: shrinkage attach --out runs/mine --preset matrix-game-3 -- generate.py --size 704*1280
     """
-    from analysis.capture.attach import REGEX, Options, Session
+    from analysis.capture.attach import Session
     from analysis.capture.launch import script_target
+    from analysis.capture.options import REGEX, Options
     from analysis.sites import SitePattern
     from analysis.sites import preset as named
 
@@ -89,7 +91,7 @@ def attach(
 
 
 def _say(text: str) -> None:
-    console.print(f"[bold]shrinkage:[/] {text}", highlight=False, soft_wrap=True)
+    console.print(f"[bold]shrinkage:[/] {escape(text)}", highlight=False, soft_wrap=True)
 
 
 def _report(session: object) -> None:
@@ -106,11 +108,11 @@ def _report(session: object) -> None:
             _say(f"warning: {bad} row(s) with NaN or Inf were left out of every sum")
         if silent := session.silent():
             _say(f"warning: {len(silent)} matched layer(s) never ran as a module: {', '.join(silent)}")
-        _say(f"tables in {session.options.out}")
+        _say(f"tables in {session.tables}")
     if session.ending.why:
         _say(f"{session.target.name} ended early ({session.ending.why}); the tables hold its finished calls")
     if session.problem:
-        console.print(f"[bold red]error:[/] {session.problem}", highlight=False, soft_wrap=True)
+        console.print(f"[bold red]error:[/] {escape(session.problem)}", highlight=False, soft_wrap=True)
 
 
 def _checked(sites: str) -> str:

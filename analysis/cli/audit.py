@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from analysis.audit.forked import can_fork
 from analysis.audit.load import split_target
 from analysis.audit.process import Process
 
@@ -60,8 +61,12 @@ def audit_command(
         split_target(target)
         if device not in ("auto", "cpu", "cuda"):
             raise ValueError(f"unknown device {device!r}; expected auto, cpu or cuda")
-        process = Process(target, adapter, device)  # imports torch and the target while this process imports torch
         with err.status("importing") as status:  # draws on a terminal only
+            # Without a GPU the child is a fork that has torch already; else both processes import it at the same time.
+            fork = device == "cpu" and can_fork()
+            if fork:
+                import torch  # noqa: F401
+            process = Process(target, adapter, device, fork)
             from analysis.audit import audit, render
 
             report = audit(

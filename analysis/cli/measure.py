@@ -94,7 +94,7 @@ def save(
     sink: Any, out: Path, info: dict[str, Any], expected: list[str], complete: bool, started: float
 ) -> None:  # fmt: skip
     """Write the run folder and print the headline. Layers that never ran are listed and warned about."""
-    from analysis.results import folder, provenance
+    from analysis.results import codes, folder, provenance
 
     silent = [name for name in expected if name not in sink.measured]
     info = info | {
@@ -106,7 +106,9 @@ def save(
             "wall_s": round(time.time() - started, 1),
         },
     }
-    per_layer = folder.write_run_folder(out, sink.table(provenance.run_id(info)), info)
+    run_id = provenance.run_id(info)
+    per_layer = folder.write_run_folder(out, sink.table(run_id), info)
+    codes.write(sink.code_table(), out, run_id)
     if silent:
         console.print(f"[bold yellow]warning:[/] {len(silent)} matched layer(s) never ran: {', '.join(silent)}")
     if bad := int(per_layer["nonfinite_rows"].sum()):

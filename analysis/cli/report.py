@@ -7,7 +7,12 @@ from typing import Annotated
 
 import typer
 
-RUNS = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders that `shrinkage measure` wrote.")]
+RUNS = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="RUN...", help="Folders that `shrinkage measure` wrote; a folder of many such runs is pooled."
+    ),
+]
 OUT = Annotated[Path, typer.Option(help="Folder for index.html, report.md and figures/; may be the run's own.")]
 OVERWRITE = Annotated[bool, typer.Option("--overwrite", help="Replace the report of other runs.")]
 

@@ -219,7 +219,8 @@ def _codes_kernel(
     pieces = ()
     for i in tl.static_range(STEPS):
         column = i * SIZE + at
-        pieces = pieces + (tl.load(x_ptr + row * x_stride + column, mask=column < columns, other=0.0),)  # noqa: RUF005
+        piece = tl.load(x_ptr + row * x_stride + column, mask=column < columns, other=0.0)
+        pieces = pieces + (piece,)  # type: ignore[assignment]  # noqa: RUF005
     top = tl.zeros([SIZE], tl.float32)
     for i in tl.static_range(STEPS):
         size = tl.abs(to_fp32(pieces[i]))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from analysis import numerics
 from analysis.kernels import registry
-from analysis.measure import stats
+from analysis.measure import histogram, stats
 from analysis.measure.rowwise import RowwiseEngine
 
 Quantizer = Callable[[Tensor], tuple[Tensor, Tensor]]  # [M, K] -> codes int8 [M, K], scales fp32 [M]
@@ -36,6 +36,11 @@ class QuantizedInput:
     def sums(self) -> Tensor:
         """fp64 [V, 2, 9]: what the layers that share this input have in common of stats.ALL_SUMS."""
         return torch.cat([self.row_sums.expand(len(self.code_sums), -1, -1), self.code_sums], dim=2)
+
+    @cached_property
+    def code_counts(self) -> Tensor:
+        """int64 [V, 2, 256]: how often each code occurs in a sample of the rows, see `histogram`."""
+        return histogram.count_codes(self.codes, self.groups)
 
 
 class Engine(Protocol):

@@ -111,6 +111,11 @@ class Replay:
             output_sums = engine.error_sums(q, self._weight(engine, layer), y, layer.bias, layer.norm)
             return torch.cat([q.sums, output_sums], dim=2)
 
+    @property
+    def last_input(self) -> QuantizedInput | None:
+        """The input that was measured last, quantised; None after `forget`."""
+        return None if self._last is None else self._last[3]
+
     def forget(self) -> None:
         """Drop the tensors kept for sharing (call at the end of a forward pass)."""
         self._last = None

@@ -5,8 +5,9 @@ All text is plain text: neither HTML nor Markdown. Whoever renders a block escap
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table. `numeric`: columns that align right; `sortable`: a click on a header sorts, a field filters;
-    `stack`: on a phone a row becomes a card, so that no column is out of sight.
+    """A table. `numeric`: columns that align right; `sortable`: a click on a header sorts, fields filter and search;
+    `stack`: on a phone a row becomes a card, so that no column is out of sight; `details`: what the page shows of a
+    row that is chosen, as plain JSON (see `details.build`).
     """
 
     headers: tuple[str, ...]
@@ -48,6 +50,7 @@ class Table:
     stack: bool = False
     short: int | None = None  # rows that the Markdown twin shows; None: all
     caption: str = ""
+    details: Mapping[str, Any] | None = None
     kind: ClassVar[str] = "table"
 
 
@@ -75,6 +78,50 @@ class Image:
 
 
 @dataclass(frozen=True)
+class Animation:
+    """Moving pictures that the run holds: `data` is an animated WebP or an MP4, `still` the PNG shown at rest."""
+
+    name: str
+    data: bytes
+    mime: str  # image/webp or video/mp4
+    still: bytes
+    alt: str
+    caption: str
+    kind: ClassVar[str] = "animation"
+
+    @property
+    def ending(self) -> str:
+        return self.mime.rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class HeatCell:
+    """One cell: what it says in full, its colour and that of text on it, and the row of the table of layers (or -1)."""
+
+    text: str
+    label: str
+    colour: str
+    ink: str
+    row: int
+
+
+@dataclass(frozen=True)
+class Heatmap:
+    """A figure whose cells the page can point at: sites x blocks, None where there is no layer.
+
+    `figure` stands for it in files and in the Markdown twin. `scale`: colours from the lowest value to the highest.
+    """
+
+    figure: Figure
+    sites: tuple[str, ...]
+    blocks: tuple[str, ...]
+    cells: tuple[tuple[HeatCell | None, ...], ...]
+    scale: tuple[str, ...]
+    ends: tuple[str, str]
+    kind: ClassVar[str] = "heatmap"
+
+
+@dataclass(frozen=True)
 class Definitions:
     """Terms: (name, formula, meaning)."""
 
@@ -82,7 +129,7 @@ class Definitions:
     kind: ClassVar[str] = "definitions"
 
 
-Block = Text | Code | Table | Figure | Image | Definitions
+Block = Text | Code | Table | Figure | Image | Animation | Heatmap | Definitions
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import pandas as pd
 
 from analysis.report import claims, layout, study_claims, text
 from analysis.report.claims import Evidence, Finding, Verdict
+from analysis.report.pooled import PooledRun
 from analysis.results.load import Run
 
 _PREFERRED_REFERENCE = ("bf16", "as_run", "fp64")
@@ -51,7 +52,7 @@ class Chapter:
 
     @cached_property
     def findings(self) -> list[Finding]:
-        return study_claims.with_studies(claims.judge(self.evidence), self.run.path)
+        return study_claims.with_studies(claims.judge(self.evidence), self.evidence, self.run.path)
 
     @property
     def variants(self) -> list[str]:
@@ -62,6 +63,11 @@ class Chapter:
         """The kernel that is set against fixed: shipped, or the first other one; None where there is no pair."""
         others = [v for v in self.variants if v != "fixed"]
         return others[0] if others and "fixed" in self.variants else None
+
+    @property
+    def unit(self) -> str:
+        """What intervals are over: a call; or a run, where the chapter is about several that were pooled."""
+        return "run" if isinstance(self.run, PooledRun) else "call"
 
     @property
     def incomplete(self) -> bool:
@@ -139,6 +145,9 @@ def warnings(chapter: Chapter) -> list[str]:
         out.append("The folder has no run.json: where these numbers come from is unknown.")
     if chapter.run.per_call is None:
         out.append("The folder has no per_call.parquet: means over layers have no intervals.")
+    elif chapter.unit == "run":
+        if (runs := int(chapter.run.per_call["call"].nunique())) < 3:
+            out.append(f"Only {runs} run(s) were pooled: too few for intervals, which are over runs.")
     elif int(table["calls"].max()) < 3:
         out.append(f"Only {int(table['calls'].max())} call(s) were measured: too few for intervals.")
     if silent := info.get("layers_silent"):

@@ -51,6 +51,7 @@ class Verdict(StrEnum):
     VALUE = "reproduced in value"
     KIND = "reproduced in kind"
     NOT = "not reproduced"
+    UNDECIDED = "undecided"
     UNMEASURED = "not measured"
 
 
@@ -178,8 +179,7 @@ def _fixed_error(e: Evidence) -> tuple[str, Verdict, str]:
 
 
 def _ratio(e: Evidence) -> tuple[str, Verdict, str]:
-    here = e.mean("rel_mse", "shipped/fixed")
-    value = text.plain(here.value, here.low, here.high)
+    value = text.plain(*_ends(here := e.mean("rel_mse", "shipped/fixed")))
     if reason := _missing(e, "shipped", "fixed"):
         return value, Verdict.UNMEASURED, reason
     if math.isnan(here.low):
@@ -294,7 +294,7 @@ CLAIMS: tuple[Claim, ...] = (
         "The fix reduces the error at no cost",
         "no cost",
         "Needs timings of both kernels beside C3.",
-        _unmeasured("error: see C3; cost: the run has no timings"),
+        _unmeasured("error: see C3; cost: no record of the quantisers' times"),
     ),
 )
 CORE = ("C1", "C2", "C3", "C4", "C5")

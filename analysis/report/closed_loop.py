@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from analysis.report import style, text
+from analysis.report import animation, records, style, text
 from analysis.report.blocks import Block, Cell, Figure, Image, Section, Table, Text
 from analysis.report.chapter import Chapter
 from analysis.report.study_claims import decibels, question
@@ -80,22 +80,29 @@ def sentences(closed_loop: pd.DataFrame) -> tuple[str, ...]:
     game = _each(closed_loop, "true", "bf16")
     if game:
         first = game[0][1]
-        parts = [f"{name} {row['verdict']} ({decibels(row)})" for name, row in game]
         said.append(
-            f"Against the game's own frames, PSNR minus that of bf16 with a margin of {first['margin']:g} dB: "
-            f"{', '.join(parts)}; {int(first['scenes'])} scenes, {int(first['pairs'])} scene-seed pairs."
+            f"Against the game's own frames: {_grouped(game, 'equivalent to', 'bf16')}, in PSNR with a margin of "
+            f"{first['margin']:g} dB, over {int(first['scenes'])} scenes and {int(first['pairs'])} scene-seed pairs."
         )
-    floors = [("other_seed", "another noise seed"), ("fp32", "bf16's own rounding")]
-    parts = []
-    for baseline, name in floors:
-        rows = _each(closed_loop, "bf16", baseline)
-        if rows:
-            parts.append(f"{', '.join(f'{v} {decibels(row)}' for v, row in rows)} compared with {name}")
-    near = _each(closed_loop, "bf16", floors[0][0]) or _each(closed_loop, "bf16", "fp32")
+    asked = (("other_seed", "another noise seed"), ("fp32", "bf16's own rounding"))
+    near = [(_each(closed_loop, "bf16", baseline), name) for baseline, name in asked]
+    near = [(rows, name) for rows, name in near if rows]
     if near:
-        kept = ", ".join(f"{v} {text.plain(row['value'])} dB" for v, row in near)
-        said.append(f"Against bf16's frames (PSNR {kept}): {'; '.join(parts)}.")
+        kept = ", ".join(f"{variant} {text.plain(row['value'])} dB" for variant, row in near[0][0])
+        parts = ", ".join(_grouped(rows, "no further than", name) for rows, name in near)
+        said.append(f"Against bf16's frames (PSNR {kept}): {parts}.")
     return tuple(said)
+
+
+def _grouped(rows: list[tuple[str, pd.Series]], equivalent: str, name: str) -> str:
+    """One phrase for all kernels of one verdict: 'nearer than another seed (shipped +14.5 [13.0, 16.0] dB)'."""
+    groups: dict[str, list[str]] = {}
+    for variant, row in rows:
+        words = equivalent if row["verdict"] == "equivalent" else f"{row['verdict']} compared with"
+        if words == "no further than" and row["difference_lo"] > 0:
+            words = "nearer than"
+        groups.setdefault(words, []).append(f"{variant} {decibels(row)}")
+    return ", ".join(f"{words} {name} ({', '.join(shown)})" for words, shown in groups.items())
 
 
 def _each(closed_loop: pd.DataFrame, against: str, baseline: str) -> list[tuple[str, pd.Series]]:
@@ -106,23 +113,47 @@ def _each(closed_loop: pd.DataFrame, against: str, baseline: str) -> list[tuple[
 
 
 def section(chapter: Chapter) -> Section | None:
-    """Sentences, drift, tables, pictures; None where the run has no closed loop."""
-    closed_loop = tables.find(studies.CLOSED_LOOP, chapter.run.path)
-    if closed_loop is None:
+    """The record where it says more, then the run's own closed loop; None where there is neither."""
+    own, record = records.closed_loops(chapter.evidence.world, chapter.run.path)
+    if own is None and record is None:
         return None
-    blocks: list[Block] = [Text(s) for s in sentences(closed_loop)]
+    blocks: list[Block] = []
+    if record is not None:
+        blocks += [*map(Text, _introduced(record, "Record")), _verdicts(record.table)]
+    if own is not None:
+        blocks += [*map(Text, _introduced(own, "This run" if record else "")), *_own(chapter, own.table)]
+    return Section("closed-loop", "Closed loop: do the frames get worse?", tuple(blocks))
+
+
+def _introduced(loop: records.ClosedLoop, name: str) -> list[str]:
+    """The two sentences, the first of them behind where they come from if it is named."""
+    said = list(sentences(loop.table)) or [""]
+    if name:
+        said[0] = f"{name}, {loop.described}. {said[0]}".strip()
+    return [s for s in said if s]
+
+
+def _own(chapter: Chapter, closed_loop: pd.DataFrame) -> list[Block]:
+    """What a run's own folder holds: drift, pictures, verdicts, looks."""
+    blocks: list[Block] = []
     if closed_loop["difference_lo"].isna().all():
         blocks.append(Text("Fewer than 3 scenes: no interval, no test, no verdict."))
     frames = tables.find(studies.CLOSED_LOOP_FRAMES, chapter.run.path)
     if frames is not None:
         blocks += _figures(chapter, frames, float(closed_loop["margin"].dropna().iloc[0]))
     path = chapter.run.path / PICTURE
+    said = (
+        "The first scene in motion: bf16 and each kernel on the same noise, then their difference to bf16, amplified."
+    )
+    name = f"{chapter.prefix}closed_loop_video"
+    moving = animation.find(chapter.run.path, path.stem, name, "video of the closed loops side by side", said)
+    if moving is not None:
+        blocks.append(moving)
     if path.is_file():
         caption = "The first scene: the game, then the model in bf16 and with each kernel on the same noise."
         picture = Image(f"{chapter.prefix}closed_loop", path.read_bytes(), "frames of the closed loops", caption)
         blocks.append(picture)
-    blocks += [_verdicts(closed_loop), _looks(closed_loop)]
-    return Section("closed-loop", "Closed loop: do the frames get worse?", tuple(blocks))
+    return [*blocks, _verdicts(closed_loop), _looks(closed_loop)]
 
 
 def _figures(chapter: Chapter, frames: pd.DataFrame, margin: float) -> list[Block]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-DEFINITIONS: tuple[tuple[str, str, str], ...] = (
+_ALWAYS: tuple[tuple[str, str, str], ...] = (
     ("code", "s = x · 127 / max|x|, per token", "the activation in steps (LSB) of its int8 code, before rounding"),
     (
         "shipped",
@@ -20,5 +20,10 @@ DEFINITIONS: tuple[tuple[str, str, str], ...] = (
         "the norm behind q and k undoes a common gain; v, o: as is",
     ),
     ("mean", "plain mean over layers", "as in the issue; pooled = Σ over layers of e² / Σ over layers of y²"),
-    ("interval", "95 %, percentile bootstrap", "calls (one forward pass each) are drawn with replacement, seeded"),
 )
+_DRAWN = {
+    "call": "calls (one forward pass each) are drawn with replacement, seeded",
+    "run": "whole runs are drawn with replacement, seeded",
+}
+# By what intervals are over: see Chapter.unit.
+DEFINITIONS = {unit: (*_ALWAYS, ("interval", "95 %, percentile bootstrap", drawn)) for unit, drawn in _DRAWN.items()}

@@ -9,33 +9,23 @@ The page asks nothing of the network and holds its figures inside. The same tabl
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from markupsafe import Markup, escape
+from markupsafe import escape
 
-from analysis.report import markdown, style, text
-from analysis.report.blocks import Cell, Figure, Image, Section, Table
+from analysis.report import markdown, page, pooled, text
+from analysis.report.blocks import Animation, Block, Cell, Figure, Heatmap, Image, Section, Table
 from analysis.report.chapter import Chapter, headline, warnings
 from analysis.report.claims import ISSUE
 from analysis.report.sections import SECTIONS
-from analysis.results.load import load_run
 from analysis.results.schema import replacing
 
 TITLE = "Magnitude shrinkage in int8 attention projections"
 INDEX, TWIN, FIGURES = "index.html", "report.md", "figures"
-_PAGE_COLOURS = {
-    style.INK: "--ink",
-    style.LINE: "--line",
-    style.BAND: "--band",
-    style.SHIPPED: "--shipped",
-    style.FIXED: "--fixed",
-}
 _MARKER = "int8-shrinkage report of"
 
 
@@ -62,38 +52,56 @@ class _Rendered:
 def build_report(run_dirs: Sequence[str | Path], out_dir: str | Path, overwrite: bool = False) -> Report:
     """Write the report of one or several runs into `out_dir`, which may be a run's own folder.
 
+    A folder of many runs is pooled into one chapter (see `pooled`).
+
     Raises:
         ValueError: no run is given, one is given twice, or a folder holds no run.
         FileExistsError: `out_dir` holds the report of other runs, or a page of another origin, without overwrite.
     """
-    chapters = _chapters(run_dirs)
-    out = Path(out_dir)
+    paths, out = [Path(path) for path in run_dirs], Path(out_dir)
+    if not paths:
+        raise ValueError("no run given; name at least one folder that `shrinkage measure` wrote")
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise ValueError(f"a run is given twice: {', '.join(map(str, paths))}")
+    with pooled.opened(paths) as found:
+        return _build(_chapters(found), found.note, out, overwrite)
+
+
+def _build(chapters: list[Chapter], note: str, out: Path, overwrite: bool) -> Report:
     runs = [chapter.slice[0] for chapter in chapters]
     own_folder = any(out.resolve() == chapter.run.path.resolve() for chapter in chapters)
     if not overwrite:
         _check_free(out, runs, own_folder)
     rendered = [_render(chapter) for chapter in chapters]
-    pictures = [b for c in rendered for s in c.sections for b in s.blocks if isinstance(b, Figure | Image)]
-    for picture in pictures:
-        _write(out / FIGURES / f"{picture.name}.png", picture.png)
-        if isinstance(picture, Figure):
-            _write(out / FIGURES / f"{picture.name}.svg", picture.svg.encode())
+    for part in (b for c in rendered for s in c.sections for b in s.blocks):
+        for name, data in _files(part):
+            _write(out / FIGURES / name, data)
     marker = f"{_MARKER} {' '.join(runs)}"
-    overview = _overview(chapters, rendered)
+    overview = _overview(chapters, rendered, note)
     _write(out / TWIN, _markdown(rendered, overview, marker).encode())
-    _write(out / INDEX, _html(rendered, overview, marker).encode())
+    shown = page.render(title=TITLE, chapters=rendered, overview=overview, marker=marker, issue_url=ISSUE.url)
+    _write(out / INDEX, shown.encode())
     return Report(out / INDEX, out / TWIN, tuple(c.headline for c in rendered))
 
 
-def _chapters(run_dirs: Sequence[str | Path]) -> list[Chapter]:
-    paths = [Path(path) for path in run_dirs]
-    if not paths:
-        raise ValueError("no run given; name at least one folder that `shrinkage measure` wrote")
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise ValueError(f"a run is given twice: {', '.join(map(str, paths))}")
-    if len(paths) == 1:
-        return [Chapter(load_run(paths[0]))]
-    return [Chapter(load_run(path), f"run{number}-") for number, path in enumerate(paths, start=1)]
+def _chapters(found: pooled.Opened) -> list[Chapter]:
+    if len(found.runs) == 1:
+        return [Chapter(found.runs[0])]
+    return [Chapter(run, f"run{number}-") for number, run in enumerate(found.runs, start=1)]
+
+
+def _files(part: Block) -> list[tuple[str, bytes]]:
+    """The files that stand for a block beside the page: (name, content)."""
+    match part:
+        case Heatmap():
+            return _files(part.figure)
+        case Figure():
+            return [(f"{part.name}.png", part.png), (f"{part.name}.svg", part.svg.encode())]
+        case Image():
+            return [(f"{part.name}.png", part.png)]
+        case Animation():
+            return [(f"{part.name}.{part.ending}", part.data)]
+    return []
 
 
 def _check_free(out: Path, runs: list[str], own_folder: bool) -> None:
@@ -116,7 +124,7 @@ def _render(chapter: Chapter) -> _Rendered:
     return _Rendered(chapter.run.name, chapter.prefix, headline(chapter), warnings(chapter), sections)
 
 
-def _overview(chapters: Iterable[Chapter], rendered: Iterable[_Rendered]) -> Table:
+def _overview(chapters: Iterable[Chapter], rendered: Iterable[_Rendered], note: str) -> Table:
     """One row a run, for a report of several."""
     rows = []
     for chapter, done in zip(chapters, rendered, strict=True):
@@ -139,48 +147,11 @@ def _overview(chapters: Iterable[Chapter], rendered: Iterable[_Rendered]) -> Tab
         "ratio of means",
         "mean cosine, shipped",
     )
-    return Table(headers, tuple(rows), numeric=(2, 3, 4, 5, 6))
+    return Table(headers, tuple(rows), numeric=(2, 3, 4, 5, 6), caption=note)
 
 
 def _value(estimate: Any) -> float:
     return float(estimate.value)
-
-
-def _html(rendered: list[_Rendered], overview: Table, marker: str) -> str:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,
-    )
-    environment.filters["inline_svg"] = inline_svg
-    environment.filters["glue"] = glue
-    environment.filters["base64"] = lambda data: base64.b64encode(data).decode()
-    page = environment.get_template("report.html.j2")
-    return page.render(title=TITLE, chapters=rendered, overview=overview, marker=marker, issue_url=ISSUE.url)
-
-
-def glue(words: str) -> str:
-    """No line break inside '3.68 × 10⁻³', '−0.85 … −0.62' or '4.4 %'."""
-    return words.replace(" … ", "\u00a0…\u00a0").replace(" × 10", "\u00a0×\u00a010").replace(" %", "\u00a0%")
-
-
-def inline_svg(figure: Figure) -> Markup:
-    """The figure's SVG to stand inside a page: ids unique in the page, ink and lines in the page's own colours."""
-    body = figure.svg[figure.svg.index("<svg") :]
-    prefix = re.sub(r"[^A-Za-z0-9]+", "-", figure.name)
-    body = re.sub(r'\bid="', f'id="{prefix}-', body)
-    body = re.sub(r'(xlink:href|href)="#', rf'\1="#{prefix}-', body)
-    body = body.replace("url(#", f"url(#{prefix}-")
-    for colour, name in _PAGE_COLOURS.items():
-        body = body.replace(colour.lower(), f"var({name})")
-    body = re.sub(r"<!--.*?-->\s*", "", body, flags=re.DOTALL)
-    body = re.sub(r"<metadata>.*?</metadata>\s*", "", body, flags=re.DOTALL)
-    opening = re.search(r'viewBox="[^"]+"', body[: body.index(">")])
-    assert opening is not None
-    head = f'<svg {opening[0]} role="img" aria-label="{escape(figure.alt)}" xmlns="http://www.w3.org/2000/svg"'
-    head += ' xmlns:xlink="http://www.w3.org/1999/xlink">'
-    return Markup(head + body[body.index(">") + 1 :])
 
 
 def _markdown(rendered: list[_Rendered], overview: Table, marker: str) -> str:

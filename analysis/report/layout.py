@@ -7,7 +7,9 @@ seen at once: between sites, and with depth. A layer without labels goes to the 
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -55,6 +57,12 @@ def site_order(name: str) -> tuple[int, int, str]:
 def natural(name: str) -> list[tuple[int, int, str]]:
     """Sort key that reads runs of digits as numbers: 'blocks.2' before 'blocks.10'."""
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]
+
+
+def in_order(per_layer: pd.DataFrame) -> list[dict[Hashable, Any]]:
+    """One row a layer, with its site: by block, site and name, as the table of layers lists them."""
+    records = with_site(per_layer).drop_duplicates("layer").to_dict("records")
+    return sorted(records, key=lambda row: (row["block"], site_order(row["site"]), natural(row["layer"])))
 
 
 def variants(per_layer: pd.DataFrame) -> list[str]:

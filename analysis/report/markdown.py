@@ -7,7 +7,19 @@ from __future__ import annotations
 
 import re
 
-from analysis.report.blocks import Block, Cell, Code, Definitions, Figure, Image, Section, Table, Text
+from analysis.report.blocks import (
+    Animation,
+    Block,
+    Cell,
+    Code,
+    Definitions,
+    Figure,
+    Heatmap,
+    Image,
+    Section,
+    Table,
+    Text,
+)
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~$&])")
 
@@ -33,6 +45,12 @@ def block(part: Block) -> str:
             return f"{fence}sh\n{part.text}\n{fence}"
         case Figure() | Image():
             return f"![{escape(part.alt)}](figures/{part.name}.png)\n\n{escape(part.caption)}"
+        case Animation() if part.mime.startswith("video/"):
+            return f"[{escape(part.alt)}](figures/{part.name}.{part.ending})\n\n{escape(part.caption)}"
+        case Animation():
+            return f"![{escape(part.alt)}](figures/{part.name}.{part.ending})\n\n{escape(part.caption)}"
+        case Heatmap():
+            return block(part.figure)
         case Definitions():
             rows = tuple(tuple(map(Cell, item)) for item in part.items)
             return _table(Table(("term", "formula", "meaning"), rows))

@@ -3,6 +3,7 @@
 The table holds one run, one reference and one choice of tokens; one kernel or several. Error bars are the 95 %
 intervals of the table and are left out where it has none. A title states what is seen, with numbers from the table.
 
+    plots.cosine(run.per_layer)                  # one line in a notebook; returns the axes
     figure, ax = style.figure(wide=True)
     plots.cosine(run.per_layer, ax)
 """
@@ -17,6 +18,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from analysis.report import heatmap as heat
 from analysis.report import layout, style, text
 from analysis.report.claims import ISSUE
 
@@ -26,8 +28,9 @@ _CELL_NAMES = {"ratio": "relative output MSE", "error_output_cosine": "cosine(er
 _ANNOTATE_UP_TO = 12  # blocks, beyond which numbers in a heatmap's cells would overlap
 
 
-def rel_mse(per_layer: pd.DataFrame, ax: Axes) -> Axes:
+def rel_mse(per_layer: pd.DataFrame, ax: Axes | None = None) -> Axes:
     """Relative output MSE of every layer, log axis, one colour a kernel."""
+    ax = style.axes(ax)
     _per_layer(per_layer, ax, "rel_mse")
     log_scale(ax)
     ax.set_ylabel("relative output MSE (no unit)")
@@ -36,8 +39,9 @@ def rel_mse(per_layer: pd.DataFrame, ax: Axes) -> Axes:
     return _legend(ax)
 
 
-def cosine(per_layer: pd.DataFrame, ax: Axes) -> Axes:
+def cosine(per_layer: pd.DataFrame, ax: Axes | None = None) -> Axes:
     """Cosine between error and output of every layer; the issue's range is shaded."""
+    ax = style.axes(ax)
     ax.axhspan(*ISSUE.cosine, color=style.SHIPPED, alpha=0.13, lw=0, zorder=0.5, label="the issue's range")
     ax.axhline(0, color=style.INK, lw=0.9, zorder=1)
     _per_layer(per_layer, ax, "error_output_cosine")
@@ -48,8 +52,9 @@ def cosine(per_layer: pd.DataFrame, ax: Axes) -> Axes:
     return _legend(ax)
 
 
-def shrinkage(per_layer: pd.DataFrame, ax: Axes) -> Axes:
+def shrinkage(per_layer: pd.DataFrame, ax: Axes | None = None) -> Axes:
     """Percentage of its magnitude that the output loses, every layer."""
+    ax = style.axes(ax)
     ax.axhline(0, color=style.INK, lw=0.9, zorder=1)
     _per_layer(per_layer, ax, "shrinkage", scale=100)
     ax.set_ylabel("magnitude lost by the output (%)")
@@ -58,8 +63,9 @@ def shrinkage(per_layer: pd.DataFrame, ax: Axes) -> Axes:
     return _legend(ax)
 
 
-def cosine_by_site(per_layer: pd.DataFrame, ax: Axes) -> Axes:
+def cosine_by_site(per_layer: pd.DataFrame, ax: Axes | None = None) -> Axes:
     """Strip plot: one point a layer, kernels beside each other within a site, a bar at each mean."""
+    ax = style.axes(ax)
     table = layout.with_site(per_layer).dropna(subset=["error_output_cosine"])
     sites = sorted(table["site"].unique(), key=layout.site_order)
     shown = layout.variants(table)
@@ -88,25 +94,16 @@ def cosine_by_site(per_layer: pd.DataFrame, ax: Axes) -> Axes:
     return _legend(ax)
 
 
-def heatmap(per_layer: pd.DataFrame, ax: Axes, value: str = "ratio", variant: str = "shipped") -> Axes:
+def heatmap(per_layer: pd.DataFrame, ax: Axes | None = None, value: str = "ratio", variant: str = "shipped") -> Axes:
     """Sites x blocks. value 'ratio': rel_mse of `variant` over fixed; or any metric column, of `variant`.
 
     Raises:
         ValueError: the table has no labelled block, or no kernel that the value needs.
     """
-    table = layout.with_site(per_layer)
-    table = table[table["block"] >= 0]
-    if table.empty:
-        raise ValueError("no layer has a block number: a heatmap of blocks and sites needs labelled layers")
-    cells = (
-        ratios(table, variant)["ratio"] if value == "ratio" else _of(table, variant, value).set_index("layer")[value]
-    )
-    place = table.drop_duplicates("layer").set_index("layer").loc[cells.index]
-    grid = pd.DataFrame({"site": place["site"], "block": place["block"], "value": cells.to_numpy()})
-    pivot = grid.pivot_table(index="site", columns="block", values="value", sort=True)
-    pivot = pivot.reindex(sorted(pivot.index, key=layout.site_order))
+    ax = style.axes(ax, 3.6)
+    pivot = heat.pivot(heatmap_cells(per_layer, value, variant))
     values = np.ma.masked_invalid(pivot.to_numpy(np.float64))
-    mesh = ax.pcolormesh(values, cmap="cividis", edgecolors="white", linewidth=0.6)
+    mesh = ax.pcolormesh(values, cmap=style.HEAT, edgecolors="white", linewidth=0.6)
     ax.invert_yaxis()
     ax.grid(False)
     ax.set_yticks(np.arange(len(pivot.index)) + 0.5, pivot.index)
@@ -121,13 +118,28 @@ def heatmap(per_layer: pd.DataFrame, ax: Axes, value: str = "ratio", variant: st
     bar = ax.figure.colorbar(mesh, ax=ax, pad=0.015, aspect=18)
     bar.set_label(f"{name.removeprefix('relative output ')} (no unit)")
     bar.outline.set_visible(False)
-    low, high = (text.plain(float(end)) for end in (values.min(), values.max()))
+    show = text.cosine if value == "error_output_cosine" else text.plain
+    low, high = (show(float(end)) for end in (values.min(), values.max()))
     ax.set_title(f"{name[0].upper()}{name[1:]}: {low} … {high} over blocks and sites")
     return ax
 
 
-def ratio_histogram(per_layer: pd.DataFrame, ax: Axes, variant: str = "shipped") -> Axes:
+def heatmap_cells(per_layer: pd.DataFrame, value: str = "ratio", variant: str = "shipped") -> pd.DataFrame:
+    """layer, site, block and value of every labelled layer. ValueError as `heatmap`."""
+    table = layout.with_site(per_layer)
+    table = table[table["block"] >= 0]
+    if table.empty:
+        raise ValueError("no layer has a block number: a heatmap of blocks and sites needs labelled layers")
+    cells = (
+        ratios(table, variant)["ratio"] if value == "ratio" else _of(table, variant, value).set_index("layer")[value]
+    )
+    place = table.drop_duplicates("layer").set_index("layer").loc[cells.index]
+    return place[["site", "block"]].assign(value=cells.to_numpy(np.float64)).reset_index()
+
+
+def ratio_histogram(per_layer: pd.DataFrame, ax: Axes | None = None, variant: str = "shipped") -> Axes:
     """How many times the error of `variant` is that of fixed, over layers, with the two means and the issue's 5.7."""
+    ax = style.axes(ax)
     table = ratios(per_layer, variant)
     finite = table[np.isfinite(table["ratio"])]
     if finite.empty:
@@ -224,8 +236,7 @@ def _bars(rows: pd.DataFrame, metric: str, scale: float, values: np.ndarray) -> 
 def _annotate(ax: Axes, values: np.ma.MaskedArray) -> None:
     low, span = float(values.min()), float(values.max() - values.min()) or 1.0
     for (row, column), value in np.ma.ndenumerate(values):
-        dark = (float(value) - low) / span < 0.55
-        colour = "white" if dark else "black"
+        _, colour = style.heat((float(value) - low) / span)
         ax.text(column + 0.5, row + 0.5, text.plain(float(value)), ha="center", va="center", color=colour, fontsize=8)
 
 

@@ -5,7 +5,6 @@ To add one, write such a function and add it to SECTIONS.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,15 +13,31 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.report import closed_loop, factors, layout, plots, propagation, public_kernels, style, text, theory
-from analysis.report.blocks import Block, Cell, Code, Definitions, Figure, Image, Section, Table, Text
+from analysis.report import (
+    closed_loop,
+    codes,
+    details,
+    factors,
+    heatmap,
+    kernel_times,
+    layout,
+    plots,
+    pooled,
+    propagation,
+    provenance,
+    public_kernels,
+    style,
+    text,
+    theory,
+)
+from analysis.report.blocks import Block, Cell, Definitions, Figure, Image, Section, Table, Text
 from analysis.report.chapter import Chapter
 from analysis.report.claims import Verdict
 from analysis.report.definitions import DEFINITIONS
 from analysis.results import summary
 
 CONTACT_SHEET = "contact_sheet.png"
-_TONES = {Verdict.VALUE: "good", Verdict.KIND: "good", Verdict.NOT: "bad", Verdict.UNMEASURED: "open"}
+_TONES = {Verdict.VALUE: "good", Verdict.KIND: "good", Verdict.NOT: "bad"}
 _MARKDOWN_ROWS = 10
 
 
@@ -34,13 +49,13 @@ def claims_table(chapter: Chapter) -> Section:
             Cell(f.claim.statement),
             Cell(f.claim.issue),
             Cell(f.value),
-            Cell(str(f.verdict), tone=_TONES[f.verdict], note=f.note),
+            Cell(str(f.verdict), tone=_TONES.get(f.verdict, "open"), note=f.note),
         )
         for f in chapter.findings
     )
     headers = ("", "claim", "in the issue", f"here: {chapter.evidence.world}", "verdict")
     caption = (
-        "Means are plain means over layers. Brackets: 95 % interval of a bootstrap over calls. "
+        f"Means are plain means over layers. Brackets: 95 % interval of a bootstrap over {chapter.unit}s. "
         "The rule behind each verdict stands under Definitions."
     )
     return Section("claims", "The issue's claims and this run", (Table(headers, rows, caption=caption, stack=True),))
@@ -82,7 +97,11 @@ def headline(chapter: Chapter) -> Section:
     return Section(
         "headline",
         "Summary by kernel",
-        (Table(headers, rows, numeric=tuple(range(headers.index("layers"), len(headers)))), *_codes(chapter)),
+        (
+            Table(headers, rows, numeric=tuple(range(headers.index("layers"), len(headers)))),
+            *_codes(chapter),
+            *codes.figure(chapter),
+        ),
     )
 
 
@@ -114,7 +133,7 @@ def error(chapter: Chapter) -> Section:
     """Error and its direction, layer by layer."""
     band = "Shaded: the range that the issue reports for truncation."
     blocks = [
-        _figure(chapter, "rel_mse", plots.rel_mse, "Bars: 95 % interval over calls. Lower is better."),
+        _figure(chapter, "rel_mse", plots.rel_mse, f"Bars: 95 % interval over {chapter.unit}s. Lower is better."),
         _figure(
             chapter,
             "cosine",
@@ -137,14 +156,23 @@ def blocks_and_sites(chapter: Chapter) -> Section | None:
         draw = partial(plots.ratio_histogram, variant=subject)
         made.append(_figure(chapter, "ratio_histogram", draw, caption))
         if labelled:
-            draw = partial(plots.heatmap, value="ratio", variant=subject)
-            made.append(_figure(chapter, "heatmap_ratio", draw, f"Above 1: {subject} has the larger error."))
+            made += _heatmap(chapter, "ratio", subject, f"Above 1: {subject} has the larger error.")
     first = chapter.variants[0]
     cosines = chapter.per_layer.loc[chapter.per_layer["variant"] == first, "error_output_cosine"]
     if labelled and cosines.notna().any():
-        draw = partial(plots.heatmap, value="error_output_cosine", variant=first)
-        made.append(_figure(chapter, "heatmap_cosine", draw, "The more negative, the more systematic the shrinkage."))
+        caption = "The more negative, the more systematic the shrinkage."
+        made += _heatmap(chapter, "error_output_cosine", first, caption)
     return Section("sites", "Blocks and sites", tuple(made)) if made else None
+
+
+def _heatmap(chapter: Chapter, value: str, variant: str, caption: str) -> list[Block]:
+    found = plots.heatmap_cells(chapter.per_layer, value, variant)
+    if not np.isfinite(found["value"].to_numpy(np.float64)).any():
+        return []
+    name = "heatmap_ratio" if value == "ratio" else "heatmap_cosine"
+    figure = _figure(chapter, name, partial(plots.heatmap, value=value, variant=variant), caption)
+    names = [row["layer"] for row in layout.in_order(chapter.per_layer)]
+    return [heatmap.heatmap(figure, found, names, text.plain if value == "ratio" else text.cosine)]
 
 
 def finite_ratios(per_layer: pd.DataFrame, variant: str) -> pd.Series:
@@ -165,13 +193,11 @@ def rollout(chapter: Chapter) -> Section | None:
 
 def layer_table(chapter: Chapter) -> Section:
     """One row a layer; metrics of each kernel beside each other."""
-    table = layout.with_site(chapter.per_layer)
+    table = chapter.per_layer
     names = chapter.variants
     first = {v: table[table["variant"] == v].set_index("layer") for v in names}
     ratio = plots.ratios(table, chapter.subject)["ratio"] if chapter.subject else pd.Series(dtype="float64")
-    layers = table.drop_duplicates("layer")
-    records = layers.to_dict("records")
-    records.sort(key=lambda row: (row["block"], layout.site_order(row["site"]), layout.natural(row["layer"])))
+    records = layout.in_order(table)
     rows = []
     for place, layer in enumerate(records):
         name = layer["layer"]
@@ -189,10 +215,12 @@ def layer_table(chapter: Chapter) -> Section:
     headers = ("layer", "site", "block", "in → out", *(f"relative MSE, {v}" for v in names))
     headers += (f"{chapter.subject} / fixed",) if chapter.subject else ()
     headers += (*(f"cosine, {v}" for v in names), *(f"shrinkage, {v}" for v in names))
-    said = "Click a header to sort. Every column of the run's table, with units, is described in data/README.md."
-    made = Table(
-        headers, tuple(rows), numeric=(2, *range(4, len(headers))), sortable=True, short=_MARKDOWN_ROWS, caption=said
-    )
+    said = "Every column of the run's table, with units, is described in data/README.md."
+    names_in_order = [row["layer"] for row in records]
+    counted = codes.of(chapter)
+    shown = details.build(table, chapter.per_call, names_in_order, chapter.subject, chapter.unit, counted)
+    numeric = (2, *range(4, len(headers)))
+    made = Table(headers, tuple(rows), numeric, sortable=True, short=_MARKDOWN_ROWS, caption=said, details=shown)
     return Section("layers", f"All {len(rows)} layers", (made,))
 
 
@@ -213,42 +241,8 @@ def definitions(chapter: Chapter) -> Section:
     return Section(
         "definitions",
         "Definitions",
-        (Definitions(DEFINITIONS), Table(("claim", "rule of its verdict"), rules, stack=True)),
+        (Definitions(DEFINITIONS[chapter.unit]), Table(("claim", "rule of its verdict"), rules, stack=True)),
     )
-
-
-def provenance(chapter: Chapter) -> Section:
-    """What run.json says, then what the tables themselves hold."""
-    info = {key: value for key, value in chapter.run.info.items() if value is not None}
-    held = {
-        "kernels in the table": ", ".join(chapter.variants),
-        "layers in the table": chapter.layers,
-        "calls in the table": int(chapter.per_layer["calls"].max()),
-        "rows per layer (most)": int(chapter.per_layer["rows"].max()),
-    }
-    rows = tuple((Cell(key.replace("_", " ")), Cell(_words(value))) for key, value in (info | held).items())
-    return Section("provenance", "Provenance", (Table(("", ""), rows, stack=True),))
-
-
-def _words(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, dict):
-        return "; ".join(f"{key} {_words(inner)}" for key, inner in value.items() if inner is not None)
-    if isinstance(value, list):
-        return ", ".join(map(_words, value)) or "none"
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def reproduce(chapter: Chapter) -> Section:
-    """The commands that make this run and this page."""
-    info = chapter.run.info
-    command = info.get("command") or "shrinkage measure --world tiny --out RUN"
-    commit = info.get("git_commit")
-    lines = [f"git checkout {commit.rstrip('+')}"] if isinstance(commit, str) and commit else []
-    lines += [str(command), "shrinkage report RUN --out RUN    # RUN: the folder that the line above wrote"]
-    said = "The same seed, checkpoint and device give the same tables; another device may differ in the last digits."
-    return Section("reproduce", "How to reproduce", (Code("\n".join(lines)), Text(said)))
 
 
 def _figure(chapter: Chapter, name: str, draw: Callable[[pd.DataFrame, Axes], Axes], caption: str) -> Figure:
@@ -270,9 +264,11 @@ SECTIONS: tuple[Callable[[Chapter], Section | None], ...] = (
     theory.section,
     propagation.section,
     closed_loop.section,
+    kernel_times.section,
     layer_table,
+    pooled.section,
     public_kernels.section,
     definitions,
-    provenance,
-    reproduce,
+    provenance.section,
+    provenance.reproduce,
 )

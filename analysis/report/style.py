@@ -2,7 +2,7 @@
 
 Colours are Okabe and Ito's, told apart by colour-blind readers and in grey: a kernel keeps its colour in every figure.
 Output is deterministic: no dates, no software names, a fixed salt for SVG ids. Figures are made without pyplot, so no
-backend and no global state is involved.
+backend and no global state is involved; only `axes`, for notebooks, asks it for a figure.
 
     with style.context():
         figure, ax = style.figure(wide=True)
@@ -25,6 +25,7 @@ SHIPPED, FIXED = "#D55E00", "#0072B2"
 _OTHERS = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195")
 # Ink and lines have colours of their own so that the page can swap them for its own in the dark.
 INK, LINE, BAND = "#1c1d22", "#c9ccd3", "#f0f1f4"
+HEAT = "cividis"  # reads the same to colour-blind eyes and in grey
 MARKERS = {"shipped": "v", "fixed": "o"}
 _OTHER_MARKERS = ("s", "D", "^", "P", "X")
 
@@ -85,10 +86,29 @@ def figure(wide: bool = False, height: float = 4.2) -> tuple[Figure, Axes]:
     return made, made.add_subplot()
 
 
+def axes(ax: Axes | None = None, height: float = 4.2) -> Axes:
+    """The axes given; or, for one line in a notebook, new ones that it shows, with the style in use from then on."""
+    if ax is not None:
+        return ax
+    from matplotlib import pyplot  # here: the rest needs no backend and no global state
+
+    use()
+    return pyplot.subplots(figsize=(10.0, height))[1]
+
+
 def colour(variant: str, variants: Iterable[str] = ()) -> str:
     """The colour of a kernel; kernels other than shipped and fixed get theirs by position among `variants`."""
     known = {"shipped": SHIPPED, "fixed": FIXED}
     return known[variant] if variant in known else _OTHERS[_position(variant, variants) % len(_OTHERS)]
+
+
+def heat(share: float) -> tuple[str, str]:
+    """(colour, that of text on it) at a share of the heatmaps' scale, 0 to 1: the ink with the higher contrast."""
+    rgb = mpl.colormaps[HEAT](share)[:3]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in rgb]
+    luminance = sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    lighter = 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.05  # contrast by WCAG 2
+    return mpl.colors.to_hex(rgb), "#ffffff" if lighter else "#000000"
 
 
 def marker(variant: str, variants: Iterable[str] = ()) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.results import schema, summary
+from analysis.results import codes, schema, summary
 
 _SHOWN = {
     "variant": "kernel",
@@ -56,6 +56,11 @@ class Run:
         """run.json; empty where the folder has none."""
         path = self.path / schema.RUN
         return schema.read_run(path) if path.exists() else {}
+
+    @cached_property
+    def codes(self) -> pd.DataFrame | None:
+        """codes.parquet, how often each activation code occurs; None where the folder has none."""
+        return codes.find(self.path)
 
     @property
     def world(self) -> str:

@@ -1,7 +1,8 @@
 """The tables that the studies leave in a run's folder, column by column; see `tables` for how they are read.
 
 ablation.csv, theory.csv, attention.csv, propagation.csv, closed_loop_frames.parquet, closed_loop_statistics.parquet,
-closed_loop.csv. Provenance: ablation.json, propagation.json, closed_loop.json.
+closed_loop.csv. Provenance: ablation.json, propagation.json, closed_loop.json. codes.parquet belongs to the run itself:
+its run id and provenance are run.json's.
 """
 
 from __future__ import annotations
@@ -186,4 +187,19 @@ CLOSED_LOOP = Table(
     ),
 )
 
-TABLES = (ABLATION, THEORY, ATTENTION, PROPAGATION, CLOSED_LOOP, CLOSED_LOOP_FRAMES, CLOSED_LOOP_STATISTICS)
+CODES = Table(
+    "codes.parquet",
+    1,
+    "one row = one activation code that occurs, of one layer and kernel; counted in every 7th forward pass, "
+    "on at most 128 evenly spaced rows of each input",
+    "shrinkage measure",
+    (
+        _c("layer", "string", "key", "module path of the layer"),
+        _c("variant", "string", "key", "quantiser"),
+        _c("tokens", "string", "key", "all, or valid: without padding"),
+        _c("code", "Int64", "key", "-128 .. 127; a code that does not occur has no row"),
+        _c("count", "Int64", "sum", "how often it occurs; rows with NaN or Inf do not count", "codes"),
+    ),
+)
+
+TABLES = (ABLATION, THEORY, ATTENTION, PROPAGATION, CLOSED_LOOP, CLOSED_LOOP_FRAMES, CLOSED_LOOP_STATISTICS, CODES)

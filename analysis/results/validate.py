@@ -17,10 +17,11 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 
-from analysis.results import checks, foreign, provenance, schema, sources, summary
+from analysis.results import checks, codes, foreign, provenance, schema, sources, studies, summary, tables
 from analysis.results.cells import Problem
 
 _INTERVALS = [c.name for c in schema.INTERVALS]
+_STUDIES = {table.file: table for table in studies.TABLES}
 _AGAIN = 1e-6  # intervals drawn again from the calls, whose last digits depend on the machine's BLAS
 
 
@@ -49,6 +50,8 @@ def validate(path: str | Path) -> list[Checked]:
             nothing.complain("no run in it", f"a run's folder with {schema.PER_LAYER}, or a table")
             return [nothing]
         return [checked for folder in folders for checked in _folder(folder)]
+    if path.name in _STUDIES:
+        return [_study(path)]
     if path.suffix == ".parquet":
         return [_parquet(path)]
     return [_run(path)[0] if path.suffix == ".json" else _csv(path)]
@@ -120,6 +123,19 @@ def _unreadable(checked: Checked, error: Exception) -> Checked:
     return checked
 
 
+def _study(path: Path) -> Checked:
+    """A study's table, or the counts of codes: its layout."""
+    checked = Checked(str(path), path.name)
+    try:
+        if path.name == studies.CODES.file:
+            checked.frame = codes.find(path.parent)
+        else:
+            checked.frame = tables.read(_STUDIES[path.name], path.parent)
+    except (OSError, ValueError) as error:
+        return _unreadable(checked, error)
+    return checked
+
+
 def _run(path: Path) -> tuple[Checked, dict[str, Any]]:
     checked = Checked(str(path), schema.RUN)
     try:
@@ -152,6 +168,7 @@ def _folder(folder: Path) -> list[Checked]:
     calls = parts.get(schema.PER_CALL)
     if not parts:
         layers.notes.append(f"no {schema.PER_CALL} beside it: its sums cannot be added again")
+    done += [_study(folder / name) for name in _STUDIES if (folder / name).is_file()]
     if info and layers.frame is not None:
         _against_run(info, run, layers, calls)
     for name, part in parts.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -32,6 +33,16 @@ def test_printing_killing_and_hanging_cost_one_finding_each():
     assert set(defects) == {"tails", "rows"}
     assert defects["tails"].input == "K = 17" and "killed by SIGKILL" in defects["tails"].got
     assert defects["rows"].input == "17 rows" and "hung: no answer within 1.5 s" in defects["rows"].got
+
+
+def test_from_the_command_line_too_where_the_child_is_a_fork(tmp_path):
+    out = tmp_path / "nasty.json"
+    words = [sys.executable, "-m", "analysis.cli", "audit", f"{HERE / 'hostile.py'}:nasty", "--device", "cpu"]
+    words += ["--dtype", "fp32", "--timeout", "1.5", "--json", out]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "not JSON" not in done.stdout, done.stderr
+    findings = {finding["check"]: finding["got"] for finding in json.loads(out.read_text())["findings"]}
+    assert "killed by SIGKILL" in findings["tails"] and "hung: no answer within 1.5 s" in findings["rows"]
 
 
 def test_upstreams_defect_in_triton_exits_1_with_text_json_and_markdown(tmp_path):

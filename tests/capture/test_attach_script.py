@@ -6,15 +6,19 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 import torch
 
-from analysis.capture.attach import Options, Session
+from analysis.capture.attach import Session
 from analysis.capture.launch import Target, script_target
+from analysis.capture.options import Options
 from analysis.capture.store import Store
-from analysis.results import schema
+from analysis.cli.attach import _say
+from analysis.kernels import common
+from analysis.results import codes, schema
 from analysis.sites import PRESETS, SitePattern
 
 ROOT = Path(__file__).parents[2]
@@ -74,6 +78,8 @@ def test_a_script_that_ends_well_leaves_its_tables(finished):
     assert len(per_layer) == 32 and (per_layer["calls"] == 3).all() and set(per_layer["world"]) == {"script.py"}
     assert run["complete"] and run["layers_expected"] == 16 and run["layers_silent"] == []
     assert run["device"] == "cpu" and run["engine"] == "rowwise" and set(run["variants"]) == {"shipped", "fixed"}
+    counted = codes.find(out)
+    assert set(counted["run_id"]) == set(per_layer["run_id"]) and set(counted["layer"]) == set(per_layer["layer"])
 
 
 def test_the_first_calls_can_be_stored(finished):
@@ -162,8 +168,21 @@ def test_a_hook_that_fails_lets_the_script_go_on(tmp_path):
     code, stdout, stderr, _ = forked(
         tmp_path, [write(tmp_path, MODEL + body)], pattern=SitePattern("--sites", r"blocks\.0\.norm1|.*\.q")
     )
-    assert code == 1 and stdout.endswith("after\n") and "a LayerNorm, not a linear layer" in stderr
+    assert code == 1 and stdout.endswith("after\n") and "of type LayerNorm, not a linear layer" in stderr
     assert "measurement stopped, the script goes on" in stderr
+
+
+def test_an_engine_that_cannot_run_where_the_model_is_lets_the_script_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(common, "INTERPRETED", SimpleNamespace(value=False))
+    script = write(tmp_path, MODEL + "call(0)\nprint('after')\n")
+    code, stdout, stderr, _ = forked(tmp_path, [script], engine="triton")
+    assert code == 1 and stdout == "after\n" and "stopped before the script's end: blocks.0.self_attn.q: " in stderr
+    assert "engine 'triton' on cpu: Triton needs a CUDA device" in stderr and "escaped" not in stderr
+
+
+def test_messages_keep_their_brackets(capsys):
+    _say("layers with a [out, in] weight")
+    assert capsys.readouterr().err == "shrinkage: layers with a [out, in] weight\n"
 
 
 @pytest.mark.parametrize(
@@ -191,7 +210,15 @@ def test_options_that_cannot_be_met_say_so_before_the_script_runs(tmp_path):
     with pytest.raises(FileExistsError, match=r"already holds run.json; choose another --out"):
         Session(Options(tmp_path, PRESETS["wan"]), target, print)
     script = write(tmp_path, MODEL + "print('ran')")
-    for variant, message in (("nearest", "nearest"), (f"{tmp_path}/none.py:f", "none.py")):
+    with pytest.raises(ValueError, match="unknown engine 'cuda'; known: auto, triton, reference"):
+        Options(tmp_path, PRESETS["wan"], engine="cuda")
+    own = write(tmp_path, "def two(x, group): ...", "own.py")
+    for variant, message in (
+        ("nearest", "nearest"),
+        (f"{tmp_path}/none.py:f", "none.py"),
+        (f"{own}:one", "has no 'one'; its functions: two"),
+        (f"{own}:two", "own.py:two(x, group) cannot be called with one tensor (missing a required argument: 'group')"),
+    ):
         code, stdout, stderr, _ = forked(tmp_path, [script], out="other", variants=(variant,))
         assert code == 99 and "ValueError" in stderr and message in stderr and "ran" not in stdout
 
@@ -262,6 +289,9 @@ def test_two_ranks_merge_to_the_single_process_table(tmp_path):
     run = schema.read_run(tmp_path / "ranked" / schema.RUN)
     assert run["complete"] and run["ranks"] == 2 and run["calls_per_rank"] == [3, 3] and run["ranks_missing"] == []
     assert json.loads((tmp_path / "ranked" / "rank-1" / schema.RUN).read_text())["rank"] == 1
+    counted, *of_ranks = (codes.find(tmp_path / "ranked" / name) for name in (".", "rank-0", "rank-1"))
+    assert set(counted["run_id"]) == set(tables[1]["run_id"]) and set(counted["layer"]) == set(tables[1]["layer"])
+    assert counted["count"].sum() == sum(part["count"].sum() for part in of_ranks)
 
 
 def test_a_rank_that_raises_does_not_hang_the_others(tmp_path):
@@ -270,3 +300,15 @@ def test_a_rank_that_raises_does_not_hang_the_others(tmp_path):
     assert done.returncode != 0 and "one rank broke" in done.stderr
     run = schema.read_run(tmp_path / "ranked" / "rank-1" / schema.RUN)
     assert run["ended"] == "RuntimeError: one rank broke" and run["calls"] == 3 and not run["complete"]
+
+
+def test_ranks_with_other_layers_are_not_merged_and_lose_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, expected, blocks in (("1", 0, 1), ("0", 1, 2)):
+        monkeypatch.setenv("RANK", rank)
+        script = write(tmp_path, MODEL + f"model.blocks = model.blocks[:{blocks}]\ncall(0)\n")
+        code, _, stderr, out = forked(tmp_path, [script], wait_s=1.0)
+        assert code == expected
+    assert f"the ranks' tables stay in {out}/rank-*, not merged: rank 1 has other layers than rank 0" in stderr
+    assert len(schema.read_per_call(out / "rank-0" / schema.PER_CALL)) == 32
+    assert len(schema.read_per_call(out / "rank-1" / schema.PER_CALL)) == 16

@@ -264,7 +264,7 @@ def test_a_match_that_is_not_linear_stops_the_measurement_only():
     with Watching(SitePattern("--sites", r"blocks\.0\.norm1")) as watching:
         assert torch.equal(model(*inputs()), plain)
         assert not torch.nn.modules.module._has_any_global_hook()
-    assert "matches 'blocks.0.norm1', a LayerNorm, not a linear layer" in watching.watcher.stopped
+    assert "matches 'blocks.0.norm1', of type LayerNorm, not a linear layer" in watching.watcher.stopped
     assert watching.reports and "the script goes on" in watching.reports[0]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from analysis.capture import session
 from analysis.cli import build, main
-from analysis.results import schema
+from analysis.results import codes, schema, studies
 
 
 def shrinkage(*arguments, monkeypatch):
@@ -31,7 +31,7 @@ SMALL = ("--world", "tiny", "--scenes", 1, "--clips", 1, "--device", "cpu")
 def test_measure_twice_gives_the_same_bytes(run, tmp_path, capsys):
     for name in ("a", "b"):
         assert run("measure", *SMALL, "--out", tmp_path / name) == 0
-    for table in (schema.PER_LAYER, schema.PER_CALL, "contact_sheet.png"):
+    for table in (schema.PER_LAYER, schema.PER_CALL, studies.CODES.file, "contact_sheet.png"):
         assert (tmp_path / "a" / table).read_bytes() == (tmp_path / "b" / table).read_bytes(), table
     per_layer = schema.read_per_layer(tmp_path / "a" / schema.PER_LAYER)
     assert len(per_layer) == 64 * 2 and per_layer["layer"].nunique() == 64
@@ -55,6 +55,9 @@ def test_capture_and_replay_give_the_tables_of_measure(run, tmp_path):
     key = ["call", "layer", "variant"]
     one, two = (t.sort_values(key).reset_index(drop=True).drop(columns="run_id") for t in tables)
     pd.testing.assert_frame_equal(one, two, rtol=1e-6)
+    held = [codes.find(tmp_path / name) for name in ("online", "replayed")]
+    one, two = (t.sort_values(codes.KEY).reset_index(drop=True).drop(columns="run_id") for t in held)
+    pd.testing.assert_frame_equal(one, two)
 
 
 def test_a_folder_with_a_run_is_not_overwritten(run, tmp_path, capsys):

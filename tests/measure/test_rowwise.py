@@ -58,7 +58,7 @@ def assert_sums_agree(found, expected):
 @pytest.mark.parametrize(
     ("rows", "columns", "dtype"),
     [(1, 1, torch.float32), (17, 1000, torch.float32), (300, 256, torch.bfloat16), (999, 48, torch.float16),
-     (0, 8, torch.float32), (65, 3072, torch.float32)],
+     (0, 8, torch.float32), (65, 3072, torch.float32), (1100, 256, torch.float32)],
 )  # fmt: skip
 def test_sums_are_the_references(rows, columns, dtype, bias, norm, reference):
     x = rows_of_every_kind(rows, columns, dtype)
@@ -77,6 +77,33 @@ def test_another_kernel_would_not_pass():
     expected = Replay(["fixed"], engine="reference").measure(lay, x)
     with pytest.raises(AssertionError):
         assert_sums_agree(found, expected)
+
+
+@pytest.mark.parametrize("variants", [["shipped"], ["fixed"], ["floor_half", "fixed"], ["fixed", "floor", "shipped"]])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_any_choice_of_variants(variants, zeros):
+    generator = torch.Generator().manual_seed(1)
+    x, lay = torch.randn(70, 256, generator=generator), layer(256, 33, False, True)
+    if zeros:
+        x[:, ::5] = 0
+    found, expected = (Replay(variants, engine=engine).measure(lay, x) for engine in ("auto", "reference"))
+    assert_sums_agree(found, expected)
+
+
+def test_scratch_is_shared_by_shapes_and_holds_nothing_over():
+    replay, expected = Replay(VARIANTS), Replay(VARIANTS, engine="reference")
+    for rows, columns, out in ((17, 48, 96), (1500, 256, 300), (17, 48, 96), (400, 1000, 40), (1500, 256, 300)):
+        x, lay = rows_of_every_kind(rows, columns, torch.float32), layer(columns, out, True, rows == 17)
+        assert_sums_agree(replay.measure(lay, x), expected.measure(lay, x))
+
+
+def test_inference_mode_may_come_and_go():
+    replay, x, lay = Replay(VARIANTS), rows_of_every_kind(17, 48, torch.float32), layer(48, 33, True, True)
+    with torch.inference_mode():
+        first = replay.measure(lay, x)
+    second = replay.measure(lay, x)
+    with torch.inference_mode():
+        assert torch.equal(first, second) and torch.equal(replay.measure(lay, x), first)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

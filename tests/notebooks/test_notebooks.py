@@ -13,6 +13,8 @@ from nbclient import NotebookClient
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 LONGEST_CELL = 10  # lines
+RANDOM = re.compile(r"\bat 0x[0-9a-f]+")  # an object's address, other each time
+MACHINE = re.compile(r"(?<![\w.])/(?:home|root|tmp|work|usr|Users|mnt)/\w")
 
 sys.path.insert(0, str(ROOT / "tests" / "report"))
 from synthetic import make_run  # noqa: E402
@@ -34,6 +36,14 @@ def faults(cells: list[str]) -> list[str]:
     return found
 
 
+def outputs(notebook: nbformat.NotebookNode) -> str:
+    """Every text that a notebook's outputs hold, pictures left out."""
+    made = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    shown = [output["text"] for output in made if "text" in output]
+    shown += [text for output in made for kind, text in output.get("data", {}).items() if kind.startswith("text/")]
+    return "\n".join(shown)
+
+
 def test_there_are_notebooks():
     assert NOTEBOOKS
 
@@ -42,6 +52,18 @@ def test_there_are_notebooks():
 def test_notebook_is_thin(path):
     nbformat.validate(nbformat.read(path, as_version=4))
     assert not faults(code_cells(path))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_stored_outputs_are_the_same_on_every_machine(path):
+    stored = outputs(nbformat.read(path, as_version=4))
+    assert stored, "run `make notebooks`"
+    assert not RANDOM.findall(stored) and not MACHINE.findall(stored)
+
+
+def test_an_address_and_a_path_are_found():
+    assert RANDOM.search("<Styler at 0x7f61>") and MACHINE.search("PosixPath('/tmp/run')")
+    assert not MACHINE.search("PosixPath('../work/x') data/tmp/x")
 
 
 def test_a_thick_notebook_is_found():
@@ -63,6 +85,7 @@ def test_notebook_runs(path):
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(path.parent)}}).execute()
     assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
+    assert not RANDOM.findall(outputs(notebook))
 
 
 def test_missing_run_is_said_clearly(tmp_path, monkeypatch):

@@ -130,3 +130,13 @@ def test_kernels_keep_their_colours():
     assert style.colour("fixed") == "#0072B2"
     others = ["fixed", "floor", "half_even"]
     assert len({style.colour(v, others) for v in others}) == 3
+
+
+@pytest.mark.parametrize("draw", [*PER_LAYER, plots.heatmap, plots.ratio_histogram], ids=lambda draw: draw.__name__)
+def test_one_line_makes_its_own_axes(draw):
+    from matplotlib import pyplot
+
+    with style.context():  # which a notebook's line leaves in use
+        ax = draw(SHAPES["64 layers"])
+    assert ax.get_title(loc="left") and ax.figure in map(pyplot.figure, pyplot.get_fignums())
+    pyplot.close(ax.figure)

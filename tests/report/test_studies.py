@@ -11,6 +11,7 @@ from analysis.report.blocks import Figure, Table, Text
 from analysis.report.chapter import Chapter
 from analysis.report.claims import Verdict
 from analysis.report.html import build_report
+from analysis.report.records import ClosedLoop
 from analysis.results import closed_loop as results
 from analysis.results import studies, tables
 from analysis.results.load import load_run
@@ -63,6 +64,7 @@ def test_claims_of_a_run_with_and_without_studies(run, tmp_path):
     by_id = {f.claim.id: f for f in Chapter(load_run(run)).findings}
     assert by_id["C6"].verdict is Verdict.NOT and "one scale per tensor +170" in by_id["C6"].value
     assert by_id["C7"].verdict is Verdict.KIND and "equivalent" in by_id["C7"].value
+    assert by_id["C7"].note.startswith("4 scene-seed pairs") and "record" not in by_id["C7"].note
     assert "2 %" in by_id["C6"].claim.rule and "another noise seed" in by_id["C7"].claim.rule
     bare = {f.claim.id: f for f in Chapter(load_run(make_run(tmp_path / "run", layers=8, calls=3))).findings}
     assert bare["C6"].verdict is bare["C7"].verdict is Verdict.UNMEASURED
@@ -74,12 +76,12 @@ def test_factors_below_2_percent_are_reproduced_and_few_calls_decide_nothing():
     calm.loc[calm["factor"] != "none", "verdict"] = "supported"
     assert study_claims.judge_factors(calm)[1] is Verdict.KIND
     value, verdict, note = study_claims.judge_factors(ablation_table(calls=2))
-    assert verdict is Verdict.UNMEASURED and "too few calls" in note and "codes summed in fp32" in value
+    assert verdict is Verdict.UNDECIDED and "too few calls" in note and "codes summed in fp32" in value
 
 
 def judged(scenes=4, **options):
     frames, looks = closed_loop_tables(scenes, **options)
-    return study_claims.judge_closed_loop(results.summarize(frames, looks))
+    return study_claims.judge_closed_loop(ClosedLoop(results.summarize(frames, looks), {}))
 
 
 def test_closed_loop_verdicts():
@@ -87,14 +89,24 @@ def test_closed_loop_verdicts():
     value, verdict, note = judged(loss=0.05)
     assert verdict is Verdict.KIND and "4 scenes" in note and "bf16's own rounding" in note
     assert value.startswith("against the game −0.0")
-    assert judged(scenes=2)[1] is Verdict.UNMEASURED
+    assert judged(scenes=2)[1] is Verdict.UNDECIDED
+    assert study_claims.judge_closed_loop(None)[1] is Verdict.UNMEASURED
 
 
 def test_the_two_sentences(run):
     said = closed_loop.sentences(tables.read(studies.CLOSED_LOOP, run))
     assert len(said) == 2
-    assert "shipped equivalent (−0.0" in said[0] and "4 scene-seed pairs" in said[0]
-    assert "another noise seed" in said[1] and "bf16's own rounding" in said[1] and "[" in said[1]
+    assert "equivalent to bf16 (shipped −0.0" in said[0] and "4 scene-seed pairs" in said[0]
+    assert "nearer than another noise seed (shipped +1" in said[1] and "[" in said[1]
+    assert "degraded compared with bf16's own rounding (shipped −19.99 [" in said[1]
+
+
+def test_the_sentences_keep_different_verdicts_apart():
+    frames, looks = closed_loop_tables(loss=3.0)
+    said = closed_loop.sentences(results.summarize(frames, looks))[0]
+    assert "degraded compared with bf16 (shipped −3" in said and "equivalent to bf16 (fixed" in said
+    frames, looks = closed_loop_tables(scenes=2)
+    assert "undecided compared with bf16 (shipped" in closed_loop.sentences(results.summarize(frames, looks))[0]
 
 
 def test_a_closed_loop_of_two_scenes_says_so(run, tmp_path):
