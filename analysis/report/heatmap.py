@@ -36,6 +36,7 @@ def heatmap(
     finite = found[np.isfinite(found["value"].to_numpy(np.float64))]
     table = pivot(finite)
     low, high = float(np.nanmin(table.to_numpy())), float(np.nanmax(table.to_numpy()))
+    place = style.scale(low, high)
     row_of = {name: number for number, name in enumerate(names)}
     held = dict(list(finite.groupby(["site", "block"])))
     rows = []
@@ -47,7 +48,7 @@ def heatmap(
                 row.append(None)
                 continue
             value = float(table.loc[site, block])
-            share = (value - low) / (high - low) if high > low else 0.5
+            share = float(place(value)) if high > low else 0.5
             layers = group["layer"].tolist()
             which = layers[0] if len(layers) == 1 else f"mean of {len(layers)} layers"
             said = f"{site}, block {block}: {show(value)} ({which})"

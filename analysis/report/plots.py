@@ -16,7 +16,8 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.colors import Normalize
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from analysis.report import heatmap as heat
 from analysis.report import layout, style, text
@@ -103,7 +104,8 @@ def heatmap(per_layer: pd.DataFrame, ax: Axes | None = None, value: str = "ratio
     ax = style.axes(ax, 3.6)
     pivot = heat.pivot(heatmap_cells(per_layer, value, variant))
     values = np.ma.masked_invalid(pivot.to_numpy(np.float64))
-    mesh = ax.pcolormesh(values, cmap=style.HEAT, edgecolors="white", linewidth=0.6)
+    norm = style.scale(float(values.min()), float(values.max()))
+    mesh = ax.pcolormesh(values, cmap=style.HEAT, norm=norm, edgecolors="white", linewidth=0.6)
     ax.invert_yaxis()
     ax.grid(False)
     ax.set_yticks(np.arange(len(pivot.index)) + 0.5, pivot.index)
@@ -113,7 +115,7 @@ def heatmap(per_layer: pd.DataFrame, ax: Axes | None = None, value: str = "ratio
     ax.set_xlabel("transformer block")
     ax.set_ylabel("site")
     if len(pivot.columns) <= _ANNOTATE_UP_TO:
-        _annotate(ax, values)
+        _annotate(ax, values, norm)
     name = _CELL_NAMES.get(value, value.replace("_", " ")) + f", {variant}" + (" / fixed" if value == "ratio" else "")
     bar = ax.figure.colorbar(mesh, ax=ax, pad=0.015, aspect=18)
     bar.set_label(f"{name.removeprefix('relative output ')} (no unit)")
@@ -141,14 +143,18 @@ def ratio_histogram(per_layer: pd.DataFrame, ax: Axes | None = None, variant: st
     """How many times the error of `variant` is that of fixed, over layers, with the two means and the issue's 5.7."""
     ax = style.axes(ax)
     table = ratios(per_layer, variant)
-    finite = table[np.isfinite(table["ratio"])]
+    finite = table[np.isfinite(table["ratio"]) & (table["ratio"] > 0)]
     if finite.empty:
         raise ValueError(f"no layer has a finite ratio of {variant} to fixed")
     of_means = finite[variant].mean() / finite["fixed"].mean()
     low = min(finite["ratio"].min(), of_means, IDEAL_RATIO)
     high = max(finite["ratio"].max(), of_means, ISSUE.ratio)
-    margin = 0.04 * (high - low)
-    bins = np.linspace(low - margin, high + margin, int(np.clip(3 * np.sqrt(len(finite)), 12, 36)))
+    margin = (high / low) ** 0.04
+    bins = np.geomspace(low / margin, high * margin, int(np.clip(3 * np.sqrt(len(finite)), 12, 36)))
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    ax.xaxis.set_minor_locator(NullLocator())
     ax.hist(finite["ratio"], bins=bins.tolist(), color=style.colour(variant), alpha=0.55, histtype="stepfilled", lw=0)
     marks = (
         (finite["ratio"].mean(), "mean of ratios", style.INK, "-"),
@@ -233,10 +239,9 @@ def _bars(rows: pd.DataFrame, metric: str, scale: float, values: np.ndarray) -> 
     return None if np.isnan(bars).all() else bars
 
 
-def _annotate(ax: Axes, values: np.ma.MaskedArray) -> None:
-    low, span = float(values.min()), float(values.max() - values.min()) or 1.0
+def _annotate(ax: Axes, values: np.ma.MaskedArray, norm: Normalize) -> None:
     for (row, column), value in np.ma.ndenumerate(values):
-        _, colour = style.heat((float(value) - low) / span)
+        _, colour = style.heat(float(norm(float(value))))
         ax.text(column + 0.5, row + 0.5, text.plain(float(value)), ha="center", va="center", color=colour, fontsize=8)
 
 

@@ -102,6 +102,12 @@ def colour(variant: str, variants: Iterable[str] = ()) -> str:
     return known[variant] if variant in known else _OTHERS[_position(variant, variants) % len(_OTHERS)]
 
 
+def scale(low: float, high: float) -> mpl.colors.Normalize:
+    """A heatmap's scale: logarithmic where positive values span more than a factor of ten."""
+    kind = mpl.colors.LogNorm if 0 < 10 * low < high else mpl.colors.Normalize
+    return kind(low, high)
+
+
 def heat(share: float) -> tuple[str, str]:
     """(colour, that of text on it) at a share of the heatmaps' scale, 0 to 1: the ink with the higher contrast."""
     rgb = mpl.colormaps[HEAT](share)[:3]
