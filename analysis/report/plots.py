@@ -16,7 +16,8 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.colors import Normalize
+from matplotlib.axis import Axis
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from analysis.report import heatmap as heat
@@ -120,6 +121,8 @@ def heatmap(per_layer: pd.DataFrame, ax: Axes | None = None, value: str = "ratio
     bar = ax.figure.colorbar(mesh, ax=ax, pad=0.015, aspect=18)
     bar.set_label(f"{name.removeprefix('relative output ')} (no unit)")
     bar.outline.set_visible(False)
+    if isinstance(norm, LogNorm):
+        _plain_ticks(bar.ax.yaxis)
     show = text.cosine if value == "error_output_cosine" else text.plain
     low, high = (show(float(end)) for end in (values.min(), values.max()))
     ax.set_title(f"{name[0].upper()}{name[1:]}: {low} … {high} over blocks and sites")
@@ -152,9 +155,7 @@ def ratio_histogram(per_layer: pd.DataFrame, ax: Axes | None = None, variant: st
     margin = (high / low) ** 0.04
     bins = np.geomspace(low / margin, high * margin, int(np.clip(3 * np.sqrt(len(finite)), 12, 36)))
     ax.set_xscale("log")
-    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-    ax.xaxis.set_minor_locator(NullLocator())
+    _plain_ticks(ax.xaxis)
     ax.hist(finite["ratio"], bins=bins.tolist(), color=style.colour(variant), alpha=0.55, histtype="stepfilled", lw=0)
     marks = (
         (finite["ratio"].mean(), "mean of ratios", style.INK, "-"),
@@ -237,6 +238,13 @@ def _bars(rows: pd.DataFrame, metric: str, scale: float, values: np.ndarray) -> 
         # A percentile interval of few calls may leave the point outside: a bar then has length 0 on that side.
         bars = np.stack([np.maximum(values - low, 0.0), np.maximum(high - values, 0.0)])
     return None if np.isnan(bars).all() else bars
+
+
+def _plain_ticks(axis: Axis) -> None:
+    """1, 2, 5, 10, 20 ... on a logarithmic axis."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axis.set_minor_locator(NullLocator())
 
 
 def _annotate(ax: Axes, values: np.ma.MaskedArray, norm: Normalize) -> None:
