@@ -73,6 +73,12 @@ def from_fp32(v, dtype: tl.constexpr):
     return v.to(dtype)
 
 
+@triton.jit
+def fold(v, SIZE: tl.constexpr):
+    """Add neighbours, eight to one, within a thread."""
+    return tl.sum(tl.reshape(v, [SIZE // 8, 8]), axis=1)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _combine_kernel(
     stats_ptr, groups_ptr, out_ptr, rows, PERIOD: tl.constexpr, MAX_AT: tl.constexpr, BLOCK: tl.constexpr

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from analysis.kernels.common import check_groups, combine, launch, to_fp32
+from analysis.kernels.common import check_groups, combine, fold, launch, to_fp32
 
 WARPS = 1
 BLOCK = 512
@@ -32,12 +32,6 @@ STATS = 8  # in the order of measure.stats.OUTPUT_SUMS
 MAX_AT = 5  # max_abs_e merges by maximum
 
 Norm = tuple[Tensor, float]  # weight [N] and eps of the RMSNorm behind the layer
-
-
-@triton.jit
-def _fold(v, SIZE: tl.constexpr):
-    """Add neighbours, eight to one, within a thread."""
-    return tl.sum(tl.reshape(v, [SIZE // 8, 8]), axis=1)
 
 
 @triton.jit
@@ -65,12 +59,12 @@ def _variant_sums(yq, y, z, ww, wy, old, HAS_BIAS: tl.constexpr, HAS_NORM: tl.co
     e = _difference(yq, y)
     y = y.to(tl.float32) if y.dtype == tl.float64 else to_fp32(y)
     return (
-        old[0] + _fold(e * e, SIZE),
-        old[1] + _fold(e * y, SIZE),
-        old[2] + _fold(e * z, SIZE) if HAS_BIAS else old[2],
+        old[0] + fold(e * e, SIZE),
+        old[1] + fold(e * y, SIZE),
+        old[2] + fold(e * z, SIZE) if HAS_BIAS else old[2],
         tl.maximum(old[3], tl.max(tl.reshape(tl.abs(e), [SIZE // 8, 8]), axis=1)),
-        old[4] + _fold(e * e * ww, SIZE) if HAS_NORM else old[4],
-        old[5] + _fold(e * wy, SIZE) if HAS_NORM else old[5],
+        old[4] + fold(e * e * ww, SIZE) if HAS_NORM else old[4],
+        old[5] + fold(e * wy, SIZE) if HAS_NORM else old[5],
     )
 
 
@@ -126,15 +120,15 @@ def _sums_kernel(
         y = tl.load(y_ptr + row * y_stride + column, mask=inside, other=0.0)
         v = y.to(tl.float32) if y.dtype == tl.float64 else to_fp32(y)
         z, ww, wy = v, v, v
-        yy += _fold(v * v, SIZE)
+        yy += fold(v * v, SIZE)
         if HAS_BIAS:
             z = -_difference(tl.load(bias_ptr + column, mask=inside, other=0.0), y)
-            zz += _fold(z * z, SIZE)
+            zz += fold(z * z, SIZE)
         if HAS_NORM:
             w = to_fp32(tl.load(weight_ptr + column, mask=inside, other=0.0))
             ww = w * w
             wy = ww * v
-            wyy += _fold(wy * v, SIZE)
+            wyy += fold(wy * v, SIZE)
         yq = tl.load(first_ptr + row * first_stride + column, mask=inside, other=0.0)
         first = _variant_sums(yq, y, z, ww, wy, first, HAS_BIAS, HAS_NORM, SIZE)
         if PAIR:

@@ -22,7 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from analysis.kernels.common import check_groups, combine, from_fp32, launch, to_fp32
+from analysis.kernels.common import check_groups, combine, fold, from_fp32, launch, to_fp32
+from analysis.kernels.rounding import INF_BITS, code_error, half_away, inverse, store_stats, truncated
 from analysis.numerics import Rounding, check_rows
 
 WARPS, BLOCK = 2, 512  # of the pass with sums, which needs registers
@@ -30,77 +31,6 @@ CODES_WARPS, CODES_BLOCK = 4, 1024  # of the codes alone
 WIDEST_KEPT = 8192  # columns of a row that is kept in registers
 ROW_STATS = 4  # rows, nonfinite_rows, zero_rows, sum_crest
 STATS = 9  # of a rounding: those of the row, and five in the order of measure.stats.CODE_SUMS
-
-INF_BITS = tl.constexpr(0x7F800000)
-TINY_GAIN = tl.constexpr(2.0**126)  # lifts a row too small for 127 / absmax to where its crest factor can be taken
-SIGN_BIT = tl.constexpr(-(2**31))
-BELOW_HALF_BITS = tl.constexpr(0x3EFFFFFF)  # 0.5 - 2**-25
-HALF_AS_INT8 = tl.constexpr(int(0.5))
-
-
-@triton.jit
-def _fold(v, SIZE: tl.constexpr):
-    """Add neighbours, eight to one, within a thread."""
-    return tl.sum(tl.reshape(v, [SIZE // 8, 8]), axis=1)
-
-
-@triton.jit
-def _half_away(s):
-    """What truncation turns into s rounded half away from zero, for every fp32 |s| < 2**22.
-
-    The offset is the fp32 below 0.5 with the sign of s: with 0.5 itself s = 0.5 - 2**-25 would be carried up to 1, and
-    from |s| = 0.5 on the sum rounds up to the integer that ties need.
-    """
-    offset = (s.to(tl.int32, bitcast=True) & SIGN_BIT) | BELOW_HALF_BITS
-    return s + offset.to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _truncated(v):
-    """int32 codes of the kernel under study, frozen on purpose: its offset is cast to int8, which makes it 0, before it
-    is added, and storing the float to int8 then truncates toward zero."""
-    v += tl.where(v >= 0, 1, -1) * HALF_AS_INT8
-    return v.to(tl.int32)
-
-
-@triton.jit
-def _inverse(top_bits):
-    """(127 / absmax correctly rounded, whether codes can be made with it); top_bits: a row's absmax as an integer."""
-    inv = tl.math.div_rn(127.0, top_bits.to(tl.float32, bitcast=True))
-    measurable = (top_bits < INF_BITS) & (inv < float("inf"))
-    return tl.where(measurable, inv, TINY_GAIN), measurable
-
-
-@triton.jit
-def _code_error(code, s, x, SIZE: tl.constexpr):
-    """The five sums of `measure.stats.code_sums`, folded.
-
-    code - s is exact, so |code - s| > 0.5 says that the code is neither the nearest integer nor one of a tie's two.
-    """
-    code = code.to(tl.float32)
-    error = code - s
-    size = tl.abs(code)
-    wrong = (tl.abs(error) > 0.5).to(tl.float32)
-    zeroed = ((code == 0.0) & (x != 0.0)).to(tl.float32)
-    saturated = (size == 127.0).to(tl.float32)
-    return (
-        _fold(size - tl.abs(s), SIZE),
-        _fold(error * error, SIZE),
-        _fold(wrong, SIZE),
-        _fold(zeroed, SIZE),
-        _fold(saturated, SIZE),
-    )
-
-
-@triton.jit
-def _store_stats(stats_ptr, rows, finite, counts, zero, crest, sums):
-    """A row's nine statistics of one rounding: rows, nonfinite, zero, crest, and the five of its codes."""
-    tl.store(stats_ptr, counts)
-    tl.store(stats_ptr + rows, 1.0 - counts)
-    tl.store(stats_ptr + 2 * rows, zero)
-    tl.store(stats_ptr + 3 * rows, crest)
-    for i in tl.static_range(5):
-        tl.store(stats_ptr + (4 + i) * rows, tl.where(finite, tl.sum(sums[i], 0), 0.0))
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -137,7 +67,7 @@ def _rows_kernel(
     # As integers |x| orders like |x|, with Inf and NaN on top: this maximum swallows no NaN either.
     top_bits = tl.max(top.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0)
     finite = top_bits < INF_BITS
-    inv, measurable = _inverse(top_bits)
+    inv, measurable = inverse(top_bits)
     if FIXED:
         scale = tl.where(measurable, tl.math.div_rn(1.0, inv), 0.0)
         tl.store(fixed_scales_ptr + row, tl.where(finite, scale, float("nan")))
@@ -157,15 +87,15 @@ def _rows_kernel(
             tl.store(cast_ptr + out, from_fp32(x, tl.bfloat16), mask=inside)
         s = x * inv
         if STATS:
-            squares += _fold(s * s, SIZE)
+            squares += fold(s * s, SIZE)
         s = tl.where(measurable, s, 0.0)
         if SHIPPED:
-            wide = _truncated(x * shipped_inv)
+            wide = truncated(x * shipped_inv)
             tl.store(shipped_ptr + out, wide.to(tl.int8), mask=inside)
             if STATS:
                 # The byte that was stored: a row too small for its scale makes v infinite, far outside int8.
                 code = ((wide & 0xFF) ^ 0x80) - 0x80
-                e = _code_error(code, s, x, SIZE)
+                e = code_error(code, s, x, SIZE)
                 sums_shipped = (
                     sums_shipped[0] + e[0],
                     sums_shipped[1] + e[1],
@@ -174,10 +104,10 @@ def _rows_kernel(
                     sums_shipped[4] + e[4],
                 )
         if FIXED:
-            code = _half_away(s).to(tl.int8)
+            code = half_away(s).to(tl.int8)
             tl.store(fixed_ptr + out, code, mask=inside)
             if STATS:
-                e = _code_error(code, s, x, SIZE)
+                e = code_error(code, s, x, SIZE)
                 sums_fixed = (
                     sums_fixed[0] + e[0],
                     sums_fixed[1] + e[1],
@@ -196,10 +126,10 @@ def _rows_kernel(
         crest = tl.where(nonzero, top_bits.to(tl.float32, bitcast=True) * inv / rms, 0.0)
         zero = tl.where(top_bits == 0, 1.0, 0.0)
         if SHIPPED:
-            _store_stats(stats_ptr, rows, finite, counts, zero, crest, sums_shipped)
+            store_stats(stats_ptr, rows, finite, counts, zero, crest, sums_shipped)
             stats_ptr += 9 * rows
         if FIXED:
-            _store_stats(stats_ptr, rows, finite, counts, zero, crest, sums_fixed)
+            store_stats(stats_ptr, rows, finite, counts, zero, crest, sums_fixed)
 
 
 @triton.jit
@@ -231,14 +161,14 @@ def _codes_kernel(
         measurable = True
     else:
         top_bits = tl.max(top.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0)
-        inv, measurable = _inverse(top_bits)
+        inv, measurable = inverse(top_bits)
         scale = tl.where(measurable, tl.math.div_rn(1.0, inv), 0.0)
         scale = tl.where(top_bits < INF_BITS, scale, float("nan"))
     tl.store(scales_ptr + row, scale)
     for i in tl.static_range(STEPS):
         column = i * SIZE + at
         s = to_fp32(pieces[i]) * inv
-        code = _truncated(s) if SHIPPED else _half_away(tl.where(measurable, s, 0.0))
+        code = truncated(s) if SHIPPED else half_away(tl.where(measurable, s, 0.0))
         tl.store(codes_ptr + row * columns + column, code.to(tl.int8), mask=column < columns)
 
 

@@ -82,7 +82,7 @@ def source_sha256(name_or_spec: str) -> str:
         here = Path(__file__).parent
         files = [Path(numerics.__file__)]
         if numerics.parse_rounding(name_or_spec) in WITH_KERNEL:
-            files += [here / "quantize.py", here / "common.py"]
+            files += [here / "quantize.py", here / "rounding.py", here / "common.py"]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 

@@ -6,8 +6,6 @@ All take the same tensors and return the same sums; `pick_engine` chooses.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -15,32 +13,11 @@ from torch import Tensor
 
 from analysis import numerics
 from analysis.kernels import registry
-from analysis.measure import histogram, stats
+from analysis.measure import stats
+from analysis.measure.quantized import QuantizedInput
 from analysis.measure.rowwise import RowwiseEngine
 
 Quantizer = Callable[[Tensor], tuple[Tensor, Tensor]]  # [M, K] -> codes int8 [M, K], scales fp32 [M]
-
-
-@dataclass(frozen=True)
-class QuantizedInput:
-    """One input, quantised once per variant and shared by every layer that reads it."""
-
-    x_bf16: Tensor  # bf16 [M, K]
-    codes: Sequence[Tensor] | Tensor  # per variant: int8 [M, K]
-    scales: Sequence[Tensor] | Tensor  # per variant: fp32 [M]
-    groups: Tensor  # uint8 [M]; rows with NaN or Inf are 0
-    row_sums: Tensor  # fp64 [2, 4]
-    code_sums: Tensor  # fp64 [V, 2, 5]
-
-    @cached_property
-    def sums(self) -> Tensor:
-        """fp64 [V, 2, 9]: what the layers that share this input have in common of stats.ALL_SUMS."""
-        return torch.cat([self.row_sums.expand(len(self.code_sums), -1, -1), self.code_sums], dim=2)
-
-    @cached_property
-    def code_counts(self) -> Tensor:
-        """int64 [V, 2, 256]: how often each code occurs in a sample of the rows, see `histogram`."""
-        return histogram.count_codes(self.codes, self.groups)
 
 
 class Engine(Protocol):

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from analysis import numerics
 from analysis.measure import stats
-from analysis.measure.engine import Engine, QuantizedInput, pick_engine
+from analysis.measure.engine import Engine, pick_engine
+from analysis.measure.quantized import QuantizedInput
 from analysis.sites import Site
 
 REFERENCES = ("bf16", "as_run", "fp64")

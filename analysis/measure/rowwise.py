@@ -11,18 +11,15 @@ large as the cache takes) and its kernels that write bools (so: comparisons are 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from analysis import numerics
 from analysis.measure import stats
+from analysis.measure.quantized import QuantizedInput
 from analysis.measure.scratch import Blocks, Scratch
 from analysis.numerics import Rounding
-
-if TYPE_CHECKING:
-    from analysis.measure.engine import QuantizedInput
 
 SCALED = 1e-36  # a row with a larger absmax has a scale: 127 / absmax does not overflow
 MAX_AT = stats.OUTPUT_SUMS.index("max_abs_e")
@@ -52,8 +49,6 @@ class RowwiseEngine:
         self._seen: tuple[Tensor, bool] | None = None  # groups, and whether all of them are 1
 
     def quantize(self, x: Tensor, groups: Tensor) -> QuantizedInput:
-        from analysis.measure.engine import QuantizedInput
-
         wide = x.float()
         absmax, smallest = self._extremes(wide)
         inv, _ = numerics.row_scales(absmax[:, None])

@@ -14,7 +14,6 @@ import pandas as pd
 
 from analysis.report import claims, layout, study_claims, text
 from analysis.report.claims import Evidence, Finding, Verdict
-from analysis.report.pooled import PooledRun
 from analysis.results.load import Run
 
 _PREFERRED_REFERENCE = ("bf16", "as_run", "fp64")
@@ -67,7 +66,7 @@ class Chapter:
     @property
     def unit(self) -> str:
         """What intervals are over: a call; or a run, where the chapter is about several that were pooled."""
-        return "run" if isinstance(self.run, PooledRun) else "call"
+        return self.run.unit
 
     @property
     def incomplete(self) -> bool:

@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -49,6 +49,8 @@ class NamedRun(Run):
 @dataclass(frozen=True, eq=False)
 class PooledRun(NamedRun):
     """What merging left of many runs. A row of `per_call` is a whole run: intervals are over runs."""
+
+    unit: ClassVar[str] = "run"
 
     @cached_property
     def runs(self) -> pd.DataFrame:

@@ -11,7 +11,7 @@ import html
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
 
@@ -34,6 +34,7 @@ class Run:
     """A run folder. Every table is read once, at first use, and is checked against the schema as it is read."""
 
     path: Path
+    unit: ClassVar[str] = "call"  # what a row of per_call is, and intervals are over
 
     @property
     def name(self) -> str:
