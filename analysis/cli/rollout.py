@@ -172,7 +172,7 @@ def _write_pictures(out: Path, shown: dict[str, Any], scene: Any, subject: str) 
     count = len(panels["bf16"])
     with replacing(out / "closed_loop.png") as temporary:
         contact_sheet({"game": scene.frames[:count]} | panels).save(temporary)
-    videos.write_webp(out / "closed_loop.webp", videos.side_by_side(panels), FRAME_RATE)
+    videos.write_webp(out / "closed_loop.webp", videos.side_by_side(panels, scale=2), FRAME_RATE)
     try:
         videos.write_mp4(out / "closed_loop.mp4", videos.side_by_side(panels, scale=4), FRAME_RATE)
     except ValueError as error:
