@@ -32,7 +32,7 @@ class IssueValues:
     cosine: tuple[float, float] = (-0.85, -0.62)  # C4
     layers: int = 240
     url: str = "https://github.com/SkyworkAI/Matrix-Game/issues/90"
-    world: str = "matrix-game"  # worlds whose name begins so are the issue's model
+    world: str = "matrix-game"  # worlds whose name begins so are the issue's model, but for random weights
 
 
 ISSUE = IssueValues()
@@ -74,8 +74,8 @@ class Evidence:
 
     @property
     def same_model(self) -> bool:
-        """Is this the model that the issue measured?"""
-        return self.world.lower().startswith(ISSUE.world)
+        """Is this the model that the issue measured, with its trained weights?"""
+        return self.world.lower().startswith(ISSUE.world) and "random" not in self.world.lower()
 
     def mean(self, metric: str, variant: str) -> Estimate:
         return self.means.get((metric, variant), Estimate())
