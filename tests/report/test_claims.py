@@ -81,8 +81,8 @@ def test_absolute_errors_agree_in_value_only_on_the_issues_model():
 
 def test_random_weights_are_another_model_than_the_issues():
     for world, same in (("Matrix-Game-3.0", True), ("Matrix-Game-3.0, random weights", False), ("tiny", False)):
-        layers = summary.summarize(make_calls(8, 4), world)
-        evidence = claims.gather(layers, None)
+        frame = make_calls(32, 5)
+        evidence = claims.gather(summary.summarize(frame, world), frame)
         assert evidence.same_model is same
         notes = [f.note for f in claims.judge(evidence)[:2]]
         assert all(("another model" in note) is not same for note in notes), notes
