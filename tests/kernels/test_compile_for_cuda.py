@@ -39,6 +39,7 @@ for x in ("*fp32", "*bf16", "*fp16"):
     for shipped in (True, False):
         build(quantize._codes_kernel, x, quantize.CODES_WARPS, SHIPPED=shipped, STEPS=3, SIZE=1024)
     build(quantize._rows_kernel, x, quantize.WARPS, SHIPPED=True, FIXED=True, CAST=x != "*bf16", STATS=True, SIZE=512)
+build(quantize._rows_kernel, warps=quantize.WARPS, SHIPPED=False, FIXED=True, CAST=False, STATS=False, SIZE=512)  # wide
 build(error_sums._sums_kernel, warps=1, HAS_BIAS=True, HAS_NORM=True, PAIR=True, SIZE=512)
 for b in (gemm.LARGE, gemm.SMALL):
     build(gemm._linear_kernel, warps=b.warps, stages=b.stages, HAS_BIAS=True, EVEN_K=True, M=b.m, N=b.n, K=b.k, GROUP=8)

@@ -20,7 +20,7 @@ FIXED, SHIPPED = Rounding.FIXED, Rounding.SHIPPED
 ROW = [127, 0.4, 0.5, 0.6, 1.5, 2.5, 126.6, -0.6, -1.5, -2.5, -126.6]
 HALF_AWAY = [127, 0, 1, 1, 2, 3, 127, -1, -2, -3, -127]
 TRUNCATED = [127, 0, 0, 0, 1, 2, 126, 0, -1, -2, -126]
-SHAPES = [(1, 1), (17, 1), (17, 3), (5, 100), (40, 96), (3, 1000), (9, 256), (2, 3072)]
+SHAPES = [(1, 1), (17, 1), (17, 3), (5, 100), (40, 96), (3, 1000), (9, 256), (2, 3072), (2, 8269)]
 any_device = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
