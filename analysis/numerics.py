@@ -191,11 +191,17 @@ def int8_linear(
 def bf16_linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     """bf16 linear layer on bf16-cast x [M, K], w [N, K] and bias [N]: fp32 accumulation, one rounding to bf16 [M, N].
 
-    On a CPU the products of bf16 values are taken by the fp32 matmul, which is the same arithmetic and faster.
+    On a CPU without bf16 products they are taken by the fp32 matmul, which is the same arithmetic and faster there.
     """
     x, w = x.to(torch.bfloat16), w.to(torch.bfloat16)
     bias = None if bias is None else bias.to(torch.bfloat16)
-    if x.device.type != "cpu":
+    if x.device.type != "cpu" or _multiplies_bf16():
         return torch.nn.functional.linear(x, w, bias)
     y = torch.nn.functional.linear(x.float(), w.float(), None if bias is None else bias.float())
     return y.to(torch.bfloat16)
+
+
+@cache
+def _multiplies_bf16() -> bool:
+    """Whether this CPU multiplies bf16 values with fp32 accumulation."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())

@@ -178,7 +178,9 @@ def test_weight_quantiser():
     assert codes.abs().amax(dim=1)[[0, 1, 3, 4, 5]].tolist() == [127] * 5
 
 
-def test_bf16_linear_is_the_bf16_layer():
+@pytest.mark.parametrize("native", [True, False])
+def test_bf16_linear_is_the_bf16_layer(native, monkeypatch):
+    monkeypatch.setattr(numerics, "_multiplies_bf16", lambda: native)
     x, w, b = torch.randn(40, 96), torch.randn(24, 96), torch.randn(24)
     ours = numerics.bf16_linear(x, w, b)
     exact = x.bfloat16().double() @ w.bfloat16().double().T + b.bfloat16().double()
