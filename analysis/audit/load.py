@@ -1,12 +1,14 @@
 """Find the callable that a TARGET names, with its adapter, and show a failure as the target's own short traceback.
 
 TARGET is `path/file.py:function` or `package.module:function`. A file that lies in a package is imported as a member of
-it, so relative imports work; its root is on the path either way. An adapter is `file.py:function` too: a function
-`adapter(target, x) -> (codes, scales)` that calls a target of another signature, or prepares its arguments.
+it, so relative imports work, and by itself where the package cannot be; its root is on the path either way. An adapter
+is `file.py:function` too: a function `adapter(target, x) -> (codes, scales)` that calls a target of another signature,
+or prepares its arguments.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -76,8 +78,18 @@ def _import_file(path: Path) -> Any:
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
     name = ".".join(parts)
-    if len(parts) > 1 and not _taken(parts[0], root):
+    if len(parts) == 1 or _taken(parts[0], root):
+        return _import_alone(path)
+    try:
         return importlib.import_module(name)
+    except ImportError:
+        # The package's __init__ may want modules that are not here and that this file can do without.
+        with contextlib.suppress(Exception):
+            return _import_alone(path)
+        raise
+
+
+def _import_alone(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(f"audited_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ValueError(f"{path} cannot be imported as Python")

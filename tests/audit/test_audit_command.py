@@ -149,3 +149,16 @@ def test_a_missing_name_lists_what_there_is():
     sys.path.insert(0, str(HERE))
     with pytest.raises(ValueError, match=r"has no 'quantise'; it defines .*half_even"):
         load_target("planted_torch:quantise")
+
+
+def test_a_file_whose_package_wants_what_is_not_here_is_loaded_by_itself(tmp_path):
+    for name in ("wanting", "wanting_too"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("import no_such_module_at_all\n")
+    alone = tmp_path / "wanting" / "kernels.py"
+    alone.write_text("def quantise(x):\n    return x\n")
+    assert load_target(f"{alone}:quantise")(3) == 3
+    relative = tmp_path / "wanting_too" / "kernels.py"
+    relative.write_text("from . import other\n\n\ndef quantise(x):\n    return x\n")
+    with pytest.raises(ModuleNotFoundError, match="no_such_module_at_all"):
+        load_target(f"{relative}:quantise")
