@@ -8,8 +8,9 @@ boundary differ by one; in the interpreter it equals the reference too.
     codes, scales = quantize_rows(x, Rounding.FIXED)
     both = quantize_pass(x, (Rounding.SHIPPED, Rounding.FIXED), groups)      # x is read once from memory
 
-One program takes one row in two sweeps, absmax and codes; the second sweep finds the row in cache. Launches forbid
-FMA contraction: x * inv followed by an addition must round twice, as the contract does.
+One program takes one row. For codes alone the row stays in registers; the pass with sums needs those, and takes the row
+in two sweeps, of which the second finds it in cache. Launches forbid FMA contraction: x * inv followed by an addition
+must round twice, as the contract does.
 """
 
 from __future__ import annotations

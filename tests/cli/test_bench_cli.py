@@ -1,24 +1,10 @@
 """`shrinkage bench --kernels` as a user calls it."""
 
 import json
-import sys
 
 import pytest
 
-from analysis.cli import main
-
 SMALL = ("bench", "--kernels", "--device", "cpu", "--features", "64", "--repeats", "4")
-
-
-@pytest.fixture
-def run(monkeypatch):
-    def shrinkage(*arguments):
-        monkeypatch.setattr(sys, "argv", ["shrinkage", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        return stop.value.code or 0
-
-    return shrinkage
 
 
 def test_record_of_the_quantisers(run, tmp_path, capsys):

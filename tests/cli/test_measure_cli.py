@@ -8,22 +8,8 @@ import pandas as pd
 import pytest
 
 from analysis.capture import session
-from analysis.cli import build, main
+from analysis.cli import build
 from analysis.results import codes, schema, studies
-
-
-def shrinkage(*arguments, monkeypatch):
-    """Run the command in this process -> its exit code."""
-    monkeypatch.setattr(sys, "argv", ["shrinkage", *map(str, arguments)])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    return stop.value.code or 0
-
-
-@pytest.fixture
-def run(monkeypatch):
-    return lambda *arguments: shrinkage(*arguments, monkeypatch=monkeypatch)
-
 
 SMALL = ("--world", "tiny", "--scenes", 1, "--clips", 1, "--device", "cpu")
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.cli import main
 from analysis.results import folder, pool, provenance, schema
 from analysis.results.sources import PER_RUN
 
@@ -28,17 +27,6 @@ def write(out: Path, calls: pd.DataFrame, **changes) -> Path:
     info = INFO | changes
     folder.write_run_folder(out, calls.assign(run_id=provenance.run_id(info)).reset_index(drop=True), info)
     return out
-
-
-@pytest.fixture
-def run(monkeypatch):
-    def shrinkage(*arguments):
-        monkeypatch.setattr(sys, "argv", ["shrinkage", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        return stop.value.code or 0
-
-    return shrinkage
 
 
 @pytest.fixture(scope="module")
